@@ -1,0 +1,184 @@
+"""What is on the cache disk: the state of every chunk of every object, and the bytes they occupy.
+
+A chunk is in one state:
+
+    ABSENT -> IN_FLIGHT -> RESIDENT -> RELEASING -> ABSENT      (and IN_FLIGHT -> ABSENT when a fetch gives up)
+    UNVERIFIED -> VERIFYING -> RESIDENT or ABSENT               (left by a previous session)
+
+Everything but ABSENT counts against the capacity, from the moment it is reserved until the disk has it back. An
+object is *idle* when nobody has it open, reads it or fetches it; only idle objects are evicted, least recently
+used first. The chunks of an open object can be released one by one, where no reader is near.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from s3prefetchfs.core.extent import chunk_count, chunk_extent, disk_bytes
+from s3prefetchfs.errors import FailureKind
+
+ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, VERIFYING, RELEASING = range(6)
+
+
+@dataclass(slots=True, eq=False)
+class CachedObject:
+    """One version of one object.
+
+    Attributes:
+        chunks: the state of each chunk, one byte each, so that C code searches and counts them.
+        occupied_bytes: what its chunks occupy or have reserved on disk.
+        bypass: the cache has no usable file for it: absent chunks are read through memory, by each reader for itself.
+        handles, reads: ids of the open handles, and of the reads not finished.
+        fetches: how many fetches are on their way, those waiting to be tried again included.
+        failure: why its absent chunks cannot be had, and until when (seconds) that is believed.
+    """
+
+    object_id: int
+    size_bytes: int
+    chunks: bytearray
+    bypass: bool = False
+    occupied_bytes: int = 0
+    evicting: bool = False
+    handles: set[int] = field(default_factory=set)
+    reads: set[int] = field(default_factory=set)
+    fetches: int = 0
+    failure: tuple[FailureKind, float] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not (self.handles or self.reads or self.fetches or self.evicting) and self.settled
+
+    @property
+    def settled(self) -> bool:
+        """Whether no verification or release is under way."""
+        return VERIFYING not in self.chunks and RELEASING not in self.chunks
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is resident and trusted."""
+        return self.chunks.count(RESIDENT) == len(self.chunks)
+
+    def run_of(self, state: int, first: int, last: int) -> tuple[int, int]:
+        """The first run of chunks in `state` within `[first, last)`; empty (last, last) if there is none."""
+        begin = self.chunks.find(state, first, last)
+        if begin < 0:
+            return last, last
+        rest = self.chunks[begin:last]
+        return begin, last - len(rest.lstrip(bytes((state,))))
+
+    def disk_bytes(self, first: int, last: int) -> int:
+        """What the chunks `[first, last)` occupy when present."""
+        return disk_bytes(*chunk_extent(first, last, self.size_bytes)) if first < last else 0
+
+
+class Residency:
+    """All objects, and the space they take.
+
+    Invariants (see `check`): `used_bytes` is the sum of what every non-absent chunk occupies; `freeing_bytes` is
+    the part of it that is being given back; `idle` holds exactly the idle objects, least recently used first.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[int, CachedObject] = {}
+        self.idle: OrderedDict[int, CachedObject] = OrderedDict()
+        self.used_bytes = 0
+        self.freeing_bytes = 0
+
+    def add(self, object_id: int, size_bytes: int, resident: bytes | None, bypass: bool) -> CachedObject:
+        """A new object, or one that a previous session left."""
+        chunks = bytearray(chunk_count(size_bytes))
+        if resident is not None:
+            chunks[:] = resident.translate(_FROM_INDEX)
+        found = CachedObject(object_id, size_bytes, chunks, bypass)
+        first, last = 0, 0
+        while (first := chunks.find(UNVERIFIED, last)) >= 0:
+            first, last = found.run_of(UNVERIFIED, first, len(chunks))
+            found.occupied_bytes += found.disk_bytes(first, last)
+        self.used_bytes += found.occupied_bytes
+        self.objects[object_id] = found
+        self.settle(found)
+        return found
+
+    def settle(self, found: CachedObject) -> None:
+        """Put the object where it belongs after a change; becoming idle makes it the most recently used."""
+        if found.idle:
+            if found.object_id not in self.idle:
+                self.idle[found.object_id] = found
+        else:
+            self.idle.pop(found.object_id, None)
+
+    def reserve(self, found: CachedObject, first: int, last: int) -> None:
+        """ABSENT -> IN_FLIGHT."""
+        self._mark(found, first, last, IN_FLIGHT)
+        self._occupy(found, found.disk_bytes(first, last))
+
+    def land(self, found: CachedObject, first: int, last: int) -> None:
+        """IN_FLIGHT -> RESIDENT."""
+        self._mark(found, first, last, RESIDENT)
+
+    def give_up(self, found: CachedObject, first: int, last: int) -> None:
+        """IN_FLIGHT -> ABSENT."""
+        self._mark(found, first, last, ABSENT)
+        self._occupy(found, -found.disk_bytes(first, last))
+
+    def begin_verify(self, found: CachedObject, first: int, last: int) -> None:
+        """UNVERIFIED -> VERIFYING."""
+        self._mark(found, first, last, VERIFYING)
+
+    def end_verify(self, found: CachedObject, first: int, last: int, bad: tuple[int, ...]) -> None:
+        """VERIFYING -> RESIDENT, or ABSENT where the bytes are wrong."""
+        self._mark(found, first, last, RESIDENT)
+        for chunk in bad:
+            self.give_up(found, chunk, chunk + 1)
+
+    def begin_release(self, found: CachedObject, first: int, last: int) -> None:
+        """RESIDENT -> RELEASING."""
+        self._mark(found, first, last, RELEASING)
+        self.freeing_bytes += found.disk_bytes(first, last)
+
+    def end_release(self, found: CachedObject, first: int, last: int) -> None:
+        """RELEASING -> ABSENT."""
+        self.freeing_bytes -= found.disk_bytes(first, last)
+        self.give_up(found, first, last)
+
+    def begin_evict(self, found: CachedObject) -> None:
+        """An idle object is on its way out."""
+        found.evicting = True
+        self.freeing_bytes += found.occupied_bytes
+        self.settle(found)
+
+    def end_evict(self, found: CachedObject) -> None:
+        """The object is gone."""
+        del self.objects[found.object_id]
+        self.freeing_bytes -= found.occupied_bytes
+        self.used_bytes -= found.occupied_bytes
+
+    def _mark(self, found: CachedObject, first: int, last: int, state: int) -> None:
+        found.chunks[first:last] = bytes((state,)) * (last - first)
+
+    def _occupy(self, found: CachedObject, change_bytes: int) -> None:
+        found.occupied_bytes += change_bytes
+        self.used_bytes += change_bytes
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        used_bytes = freeing_bytes = 0
+        for found in self.objects.values():
+            sizes = [found.disk_bytes(at, at + 1) for at in range(len(found.chunks))]
+            occupied_bytes = sum(size for size, state in zip(sizes, found.chunks, strict=True) if state != ABSENT)
+            assert found.occupied_bytes == occupied_bytes, found
+            used_bytes += occupied_bytes
+            if found.evicting:
+                freeing_bytes += occupied_bytes
+            else:
+                freeing_bytes += sum(
+                    size for size, state in zip(sizes, found.chunks, strict=True) if state == RELEASING
+                )
+            assert (found.object_id in self.idle) == found.idle, found
+        assert self.used_bytes == used_bytes
+        assert self.freeing_bytes == freeing_bytes
+        assert all(self.objects.get(object_id) is found for object_id, found in self.idle.items())
+
+
+_FROM_INDEX = bytes((ABSENT, UNVERIFIED)) + bytes(254)

@@ -1,0 +1,578 @@
+"""The one place that decides what to fetch, what to keep and whom to wake.
+
+`Scheduler.handle(event, now)` is the only way in; instructions come out. It awaits nothing, reads no clock, opens
+no file: it runs in the daemon's event loop, where the engine owns it, and in tests, where thousands of random
+histories drive it. The same events at the same times give the same instructions.
+
+Two kinds of wish compete for connections. *Demand*: a reader waits for chunks that are absent. *Prefetch*: an
+open handle's read-ahead window reaches over absent chunks. Demand goes first, in the order of arrival, and a part
+of the connections is never given to prefetch; among handles the one with the least ahead of its reader goes
+first. A fetch reserves its space before it starts, so what is on disk and in flight never exceeds the capacity.
+
+A fetch that fails keeps its reservation while it waits to be tried again, from the byte it reached. It is given
+up when the failure is final, when nobody wants it any more, or when it has failed for `retry_timeout_s`.
+
+Every read ends: it has a path that needs no free space (a fetch to memory), none that needs another reader, and a
+deadline. Invariants are asserted by `check`, which the tests call after every event.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from s3prefetchfs.core import events as ev
+from s3prefetchfs.core.eviction import Evictor, Room
+from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span
+from s3prefetchfs.core.pacing import Pacing, backoff_s
+from s3prefetchfs.core.readahead import REORDER_BYTES, ReadAhead
+from s3prefetchfs.core.residency import ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, CachedObject, Residency
+from s3prefetchfs.errors import FailureKind
+
+GET_MIN_CHUNKS = 1024 * 1024 // CHUNK_BYTES
+GET_MAX_CHUNKS = 8 * 1024 * 1024 // CHUNK_BYTES
+"""A prefetch GET is 1 to 8 MiB: below, the cost of a request shows; above, one slow connection holds up more of
+the stream. S3's own advice is 8-16 MiB."""
+
+WINDOW_MAX_BYTES = 64 * 1024 * 1024
+"""Read-ahead per handle: eight of the largest GETs, what a 2 GB/s pipe holds in 32 ms."""
+
+WINDOW_SHARE = 4
+"""The windows of all open files together take at most one part in four of the cache: a small one is not churned."""
+
+VERIFY_MAX_CHUNKS = 32
+"""Chunks verified in one go, 4 MiB: the reader of a large file waits a few ms for them, not for all."""
+
+FAILURE_MEMORY_S = 5.0
+"""A refused object is not asked for again for this long: one open of an archived file is one GET, not fifty."""
+
+READ_GRACE_S = 60.0
+"""A read that has waited this long beyond the retry timeout, for whatever reason, fails."""
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    """`frontier`: chunks between the reader and this one are present or on their way, as far as we last looked."""
+
+    found: CachedObject
+    pattern: ReadAhead
+    frontier: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """`through_memory`: a fetch to memory is under way for it."""
+
+    read_id: int
+    handle: _Handle
+    start: int
+    stop: int
+    first: int
+    last: int
+    deadline_s: float
+    waiting: bool = True
+    through_memory: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """`reached`: the first chunk not landed yet. `reader`: whom a fetch to memory is for."""
+
+    found: CachedObject
+    first: int
+    last: int
+    reached: int
+    reader: _Read | None = None
+    attempts: int = 0
+    first_failed_at: float | None = None
+    not_before_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The scheduler's figures. Sizes in bytes; `retries` and what follows count since the start."""
+
+    capacity_bytes: int
+    used_bytes: int
+    objects: int
+    complete_objects: int
+    reads_waiting: int
+    fetches_in_flight: int
+    fetches_backing_off: int
+    retries: int
+    failed_reads: int
+    evictions: int
+    corrupt_chunks: int
+    memory_fetches: int
+
+
+class Scheduler:
+    """See the module's docstring.
+
+    Args:
+        capacity_bytes: of the cache.
+        max_connections: requests in flight, at most.
+        max_throughput_bytes_per_s: None for no cap.
+        retry_timeout_s: how long a fetch may go on failing before its readers get the error.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int,
+        max_connections: int,
+        retry_timeout_s: float,
+        max_throughput_bytes_per_s: int | None = None,
+    ) -> None:
+        self._retry_timeout_s = retry_timeout_s
+        self._pacing = Pacing(max_connections, max_throughput_bytes_per_s)
+        self._disk = Residency()
+        self._evictor = Evictor(self._disk, capacity_bytes, self._protected)
+        self._handles: dict[int, _Handle] = {}
+        self._reads: dict[int, _Read] = {}
+        self._waiting: OrderedDict[int, _Read] = OrderedDict()  # by arrival, hence by deadline
+        self._hungry: OrderedDict[int, _Read] = OrderedDict()  # waiting for chunks that nobody fetches yet
+        self._ahead: dict[int, _Handle] = {}  # handles whose window may reach over absent chunks
+        self._crowded: list[int] = []  # ids of handles whose prefetch found no room
+        self._in_flight: dict[int, _Fetch] = {}
+        self._backing_off: list[_Fetch] = []
+        self._next_fetch_id = 1
+        self._alarm_s = float("inf")
+        self._out: list[ev.Instruction] = []
+        self._retries = self._failed_reads = self._corrupt_chunks = self._memory_fetches = 0
+
+    # ------------------------------------------------------------------------------------- in and out
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+        """Take in what happened and return what to do.
+
+        Args:
+            event: one of `core.events`. A fetch or read that is no longer known is ignored: its message was late.
+            now: seconds on a monotonic clock.
+
+        Raises:
+            KeyError, ValueError: an event that cannot be (an unknown object, chunks landing out of order).
+        """
+        out: list[ev.Instruction] = []
+        self._out = out
+        match event:
+            case ev.ReadStarted():
+                self._read_started(event, now)
+            case ev.ReadFinished():
+                self._read_finished(event)
+            case ev.Landed():
+                self._landed(event)
+            case ev.FetchDone():
+                self._fetch_done(event, now)
+            case ev.FetchFailed():
+                self._fetch_failed(event, now)
+            case ev.ObjectAdded():
+                self._disk.add(event.object_id, event.size_bytes, event.resident, event.bypass)
+            case ev.Opened():
+                found = self._disk.objects[event.object_id]
+                self._handles[event.handle_id] = _Handle(found, ReadAhead())
+                found.handles.add(event.handle_id)
+                self._disk.settle(found)
+            case ev.Closed():
+                self._closed(event)
+            case ev.Verified():
+                self._verified(event)
+            case ev.Released():
+                found = self._disk.objects[event.object_id]
+                self._disk.end_release(found, event.first, event.last)
+                self._feel_hunger(found)
+                self._settle(found)
+                self._room_made()
+            case ev.Evicted():
+                self._disk.end_evict(self._disk.objects[event.object_id])
+                self._room_made()
+            case ev.Tick():
+                self._alarm_s = float("inf")
+        self._expire(now)
+        self._dispatch(now)
+        self._set_alarm(now)
+        return out
+
+    def is_complete(self, handle_id: int) -> bool:
+        """Whether the whole object is resident: a read of it that does not wait then needs no event."""
+        return self._handles[handle_id].found.complete
+
+    def occupied_bytes(self, object_id: int) -> int:
+        """What of the object is on disk, or on its way there."""
+        return self._disk.objects[object_id].occupied_bytes
+
+    def snapshot(self) -> Snapshot:
+        """The figures of this moment."""
+        objects = self._disk.objects.values()
+        return Snapshot(
+            capacity_bytes=self._evictor.capacity_bytes,
+            used_bytes=self._disk.used_bytes,
+            objects=sum(found.occupied_bytes > 0 for found in objects),
+            complete_objects=sum(
+                found.occupied_bytes == found.disk_bytes(0, len(found.chunks)) and IN_FLIGHT not in found.chunks
+                for found in objects
+            ),
+            reads_waiting=len(self._waiting),
+            fetches_in_flight=len(self._in_flight),
+            fetches_backing_off=len(self._backing_off),
+            retries=self._retries,
+            failed_reads=self._failed_reads,
+            evictions=self._evictor.evictions,
+            corrupt_chunks=self._corrupt_chunks,
+            memory_fetches=self._memory_fetches,
+        )
+
+    # ------------------------------------------------------------------------------------- reads and handles
+
+    def _read_started(self, event: ev.ReadStarted, now: float) -> None:
+        handle = self._handles[event.handle_id]
+        deadline_s = now + self._retry_timeout_s + READ_GRACE_S
+        first, last = chunk_span(event.start, event.stop)
+        read = _Read(event.read_id, handle, event.start, event.stop, first, last, deadline_s)
+        self._reads[read.read_id] = read
+        self._waiting[read.read_id] = read
+        handle.found.reads.add(read.read_id)
+        new_run = handle.pattern.observe(event.start, event.stop)
+        handle.frontier = first if new_run else max(handle.frontier, first)
+        self._ahead[event.handle_id] = handle
+        self._try_wake(read)
+        if read.waiting:
+            self._hungry[read.read_id] = read
+
+    def _read_finished(self, event: ev.ReadFinished) -> None:
+        read = self._reads.pop(event.read_id, None)
+        if read is None:
+            return
+        read.waiting = False
+        self._waiting.pop(read.read_id, None)
+        self._hungry.pop(read.read_id, None)
+        read.handle.found.reads.discard(read.read_id)
+        self._settle(read.handle.found)
+
+    def _closed(self, event: ev.Closed) -> None:
+        handle = self._handles.pop(event.handle_id)
+        self._ahead.pop(event.handle_id, None)
+        handle.found.handles.discard(event.handle_id)
+        self._settle(handle.found)
+
+    def _settle(self, found: CachedObject) -> None:
+        """The object may have become idle; without a byte on disk it is then forgotten."""
+        self._disk.settle(found)
+        if found.idle and not found.occupied_bytes:
+            self._evictor.evict(found, self._out)
+
+    def _try_wake(self, read: _Read) -> None:
+        """Wake the reader if all of its chunks are resident; ask for verification where that is missing."""
+        found = read.handle.found
+        if found.chunks.count(RESIDENT, read.first, read.last) == read.last - read.first:
+            self._wake(read)
+            return
+        while (first := found.chunks.find(UNVERIFIED, read.first, read.last)) >= 0:
+            last = min(first + VERIFY_MAX_CHUNKS, len(found.chunks))
+            first, last = found.run_of(UNVERIFIED, first, last)
+            self._disk.begin_verify(found, first, last)
+            self._out.append(ev.Verify(found.object_id, first, last))
+
+    def _wake(self, read: _Read, failure: FailureKind | None = None, fetch_id: int | None = None) -> None:
+        read.waiting = False
+        self._waiting.pop(read.read_id, None)
+        self._hungry.pop(read.read_id, None)
+        self._failed_reads += failure is not None
+        self._out.append(ev.Wake(read.read_id, failure, fetch_id))
+
+    def _waiting_on(self, found: CachedObject, first: int, last: int) -> list[_Read]:
+        """The waiting reads that touch the chunks `[first, last)` of the object, in order of arrival."""
+        reads = (self._reads[read_id] for read_id in sorted(found.reads))
+        return [read for read in reads if read.waiting and read.first < last and first < read.last]
+
+    def _feel_hunger(self, found: CachedObject) -> None:
+        """Chunks became absent: reads that need them and handles that look ahead must ask again."""
+        for read in self._waiting_on(found, 0, len(found.chunks)):
+            if not read.through_memory:
+                self._hungry[read.read_id] = read
+        for handle_id in sorted(found.handles):
+            handle = self._handles[handle_id]
+            if handle.pattern.started:
+                handle.frontier = min(handle.frontier, handle.pattern.position // CHUNK_BYTES)
+                self._ahead[handle_id] = handle
+
+    def _room_made(self) -> None:
+        for handle_id in self._crowded:
+            if handle_id in self._handles:
+                self._ahead[handle_id] = self._handles[handle_id]
+        self._crowded.clear()
+
+    def _expire(self, now: float) -> None:
+        while self._waiting:
+            read = next(iter(self._waiting.values()))
+            if read.deadline_s > now:
+                break
+            self._wake(read, FailureKind.TIMEOUT)
+
+    # ------------------------------------------------------------------------------------- answers
+
+    def _landed(self, event: ev.Landed) -> None:
+        fetch = self._in_flight.get(event.fetch_id)
+        if fetch is None or fetch.reader is not None:
+            return
+        first, last = chunk_span(event.start, event.stop)
+        if first != fetch.reached or last > fetch.last:
+            raise ValueError(f"fetch of chunks {fetch.reached}-{fetch.last} landed {first}-{last}")
+        self._disk.land(fetch.found, first, last)
+        fetch.reached = last
+        fetch.attempts = 0
+        fetch.first_failed_at = None
+        for read in self._waiting_on(fetch.found, first, last):
+            self._try_wake(read)
+
+    def _fetch_done(self, event: ev.FetchDone, now: float) -> None:
+        fetch = self._in_flight.get(event.fetch_id)
+        if fetch is None:
+            return
+        if fetch.reader is None and fetch.reached < fetch.last:
+            self._fetch_failed(ev.FetchFailed(event.fetch_id, FailureKind.BODY, None, 0.5), now)
+            return
+        del self._in_flight[event.fetch_id]
+        fetch.found.fetches -= 1
+        if fetch.reader is not None and fetch.reader.waiting:
+            self._wake(fetch.reader, fetch_id=event.fetch_id)
+        self._settle(fetch.found)
+
+    def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:
+        fetch = self._in_flight.pop(event.fetch_id, None)
+        if fetch is None:
+            return
+        found, kind = fetch.found, event.kind
+        if kind is FailureKind.THROTTLED:
+            self._pacing.throttled(now)
+        if kind in (FailureKind.NO_SPACE, FailureKind.CACHE_IO):
+            rest_bytes = found.disk_bytes(fetch.reached, fetch.last)
+            self._evictor.disk_is_full(self._disk.used_bytes - rest_bytes, now)
+            found.bypass = found.bypass or kind is FailureKind.CACHE_IO
+            self._give_up(fetch)
+            return
+        if not kind.retryable:
+            gone = kind in (FailureKind.CHANGED, FailureKind.NOT_FOUND)
+            if gone:
+                self._out.append(ev.VersionGone(found.object_id))
+            found.failure = (kind, float("inf") if gone else now + FAILURE_MEMORY_S)
+            self._give_up(fetch, kind)
+            return
+        fetch.attempts += 1
+        if fetch.first_failed_at is None:
+            fetch.first_failed_at = now
+        if now - fetch.first_failed_at >= self._retry_timeout_s:
+            self._give_up(fetch, kind)
+        else:
+            fetch.not_before_s = now + backoff_s(fetch.attempts, event.jitter, event.retry_after_s)
+            self._backing_off.append(fetch)
+
+    def _give_up(self, fetch: _Fetch, failure: FailureKind | None = None) -> None:
+        """End a fetch that is not in flight. Its readers get the failure, or are fetched for again."""
+        found = fetch.found
+        found.fetches -= 1
+        if fetch.reader is not None:
+            fetch.reader.through_memory = False
+            readers = [fetch.reader] if fetch.reader.waiting else []
+        else:
+            self._disk.give_up(found, fetch.reached, fetch.last)
+            readers = self._waiting_on(found, fetch.reached, fetch.last)
+        if failure is not None:
+            for read in readers:
+                self._wake(read, failure)
+        self._feel_hunger(found)
+        self._settle(found)
+
+    def _verified(self, event: ev.Verified) -> None:
+        found = self._disk.objects[event.object_id]
+        self._disk.end_verify(found, event.first, event.last, event.bad)
+        self._corrupt_chunks += len(event.bad)
+        for read in self._waiting_on(found, event.first, event.last):
+            self._try_wake(read)
+        if event.bad:
+            self._feel_hunger(found)
+        self._settle(found)
+
+    # ------------------------------------------------------------------------------------- dispatch
+
+    def _dispatch(self, now: float) -> None:
+        """Issue what may be issued: retries that are due, then demand, then prefetch."""
+        self._retry(now)
+        for read in list(self._hungry.values()):
+            while read.read_id in self._hungry:
+                if not self._may_issue(self._pacing.limit(now), now):
+                    return
+                if not self._demand(read, now):
+                    break
+        limit = self._pacing.prefetch_limit(now)
+        while self._ahead and self._may_issue(limit, now):
+            handle_id, handle = min(self._ahead.items(), key=_lead)
+            if not self._prefetch(handle_id, handle, now):
+                del self._ahead[handle_id]
+
+    def _may_issue(self, limit: int, now: float) -> bool:
+        return len(self._in_flight) < limit and self._pacing.wait_s(now) == 0
+
+    def _retry(self, now: float) -> None:
+        if not self._backing_off:
+            return
+        still: list[_Fetch] = []
+        for fetch in self._backing_off:
+            if not self._is_wanted(fetch):
+                self._give_up(fetch)
+            elif fetch.not_before_s <= now and self._may_issue(self._pacing.limit(now), now):
+                self._retries += 1
+                self._issue(fetch, now)
+            else:
+                still.append(fetch)
+        self._backing_off = still
+
+    def _is_wanted(self, fetch: _Fetch) -> bool:
+        if fetch.reader is not None:
+            return fetch.reader.waiting
+        return bool(fetch.found.handles) or bool(self._waiting_on(fetch.found, fetch.reached, fetch.last))
+
+    def _demand(self, read: _Read, now: float) -> bool:
+        """Fetch what a reader waits for, and what its stream will want next in the same request.
+
+        Returns False if it must wait for space that is being made.
+        """
+        found = read.handle.found
+        first, last = found.run_of(ABSENT, read.first, read.last)
+        if first == last:  # all that is missing is on its way
+            self._hungry.pop(read.read_id, None)
+            return True
+        if (refusal := self._refusal(found, now)) is not None:
+            self._wake(read, refusal)
+            return True
+        stops = [last]
+        if last == read.last:
+            ahead = min(self._window_stop(read.handle), first + GET_MAX_CHUNKS)
+            stops.insert(0, found.run_of(ABSENT, first, max(ahead, last))[1])
+        room = Room.NONE
+        for stop in stops if not found.bypass else ():
+            room = self._evictor.room_for(found.disk_bytes(first, stop), now, self._out)
+            if room is Room.NOW:
+                self._fetch(found, first, stop, now)
+                return True
+        if room is Room.SOON:
+            return False
+        self._memory_fetches += 1
+        read.through_memory = True
+        self._hungry.pop(read.read_id, None)
+        found.fetches += 1
+        self._issue(_Fetch(found, read.first, read.last, read.first, reader=read), now)
+        return True
+
+    def _refusal(self, found: CachedObject, now: float) -> FailureKind | None:
+        """Why absent chunks of the object need not be asked for now."""
+        return found.failure[0] if found.failure is not None and found.failure[1] > now else None
+
+    def _prefetch(self, handle_id: int, handle: _Handle, now: float) -> bool:
+        """Issue the next request of a handle's read-ahead; False if there is none to issue for now."""
+        found = handle.found
+        if found.bypass or self._refusal(found, now) is not None:
+            return False
+        stop = self._window_stop(handle)
+        first, last = found.run_of(ABSENT, handle.frontier, stop)
+        handle.frontier = first
+        if first == last:
+            return False
+        get_chunks = min(max(handle.pattern.window_bytes // 8 // CHUNK_BYTES, GET_MIN_CHUNKS), GET_MAX_CHUNKS)
+        last = min(last, first + get_chunks)
+        position = handle.pattern.position // CHUNK_BYTES
+        if last - first < get_chunks and last == stop < len(found.chunks) and first - position >= get_chunks:
+            return False  # a small piece at the far end of the window: wait until it is worth a request
+        if self._evictor.room_for(found.disk_bytes(first, last), now, self._out) is not Room.NOW:
+            self._crowded.append(handle_id)
+            return False
+        self._fetch(found, first, last, now)
+        return True
+
+    def _window_stop(self, handle: _Handle) -> int:
+        """The chunk up to which the handle's read-ahead reaches."""
+        share_bytes = self._evictor.capacity_bytes // WINDOW_SHARE // len(self._handles)
+        window_bytes = min(handle.pattern.window_bytes, WINDOW_MAX_BYTES, share_bytes)
+        return chunk_count(min(handle.pattern.position + window_bytes, handle.found.size_bytes))
+
+    def _fetch(self, found: CachedObject, first: int, last: int, now: float) -> None:
+        self._disk.reserve(found, first, last)
+        found.fetches += 1
+        self._issue(_Fetch(found, first, last, first), now)
+        self._disk.settle(found)
+
+    def _issue(self, fetch: _Fetch, now: float) -> None:
+        fetch_id = self._next_fetch_id
+        self._next_fetch_id += 1
+        self._in_flight[fetch_id] = fetch
+        if fetch.reader is not None:
+            start, stop = fetch.reader.start, fetch.reader.stop
+        else:
+            start, stop = chunk_extent(fetch.reached, fetch.last, fetch.found.size_bytes)
+        self._pacing.spend(stop - start, now)
+        self._out.append(ev.Fetch(fetch_id, fetch.found.object_id, start, stop, fetch.reader is not None))
+
+    def _protected(self, found: CachedObject) -> Iterator[tuple[int, int]]:
+        """The chunk ranges of an open object that must stay: around its readers, and under its reads."""
+        for handle_id in found.handles:
+            handle = self._handles[handle_id]
+            if handle.pattern.started:
+                behind = handle.pattern.position - REORDER_BYTES
+                yield max(0, behind // CHUNK_BYTES), self._window_stop(handle) + 1
+        for read_id in found.reads:
+            read = self._reads[read_id]
+            yield read.first, read.last
+
+    def _set_alarm(self, now: float) -> None:
+        """Ask for a Tick when something is due that no other event will bring."""
+        due_s = float("inf")
+        if self._waiting:
+            due_s = next(iter(self._waiting.values())).deadline_s
+        for fetch in self._backing_off:
+            due_s = min(due_s, max(fetch.not_before_s, now + 0.001))
+        if self._hungry or self._ahead:
+            wait_s = self._pacing.wait_s(now)
+            due_s = min(due_s, now + (wait_s if wait_s > 0 else 1.0))
+        if due_s < self._alarm_s:
+            self._alarm_s = due_s
+            self._out.append(ev.WakeAt(due_s))
+
+    # ------------------------------------------------------------------------------------- invariants
+
+    def check(self) -> None:
+        """Assert what must hold between any two events; the tests call it after each."""
+        self._disk.check()
+        assert self._disk.used_bytes <= self._evictor.capacity_bytes
+        assert len(self._in_flight) <= self._pacing.max_connections
+        fetches = [*self._in_flight.values(), *self._backing_off]
+        covered: dict[CachedObject, bytearray] = {}
+        counts: dict[CachedObject, int] = {}
+        for fetch in fetches:
+            counts[fetch.found] = counts.get(fetch.found, 0) + 1
+            if fetch.reader is None:
+                mine = covered.setdefault(fetch.found, bytearray(len(fetch.found.chunks)))
+                assert not any(mine[fetch.reached : fetch.last]), "two fetches of one chunk"
+                mine[fetch.reached : fetch.last] = b"\1" * (fetch.last - fetch.reached)
+        for found in self._disk.objects.values():
+            mine = covered.get(found, bytearray(len(found.chunks)))
+            in_flight = bytes(state == IN_FLIGHT for state in found.chunks)
+            assert mine == in_flight, "a chunk in flight without a fetch, or the reverse"
+            assert found.fetches == counts.get(found, 0)
+            assert found.handles <= self._handles.keys()
+            assert found.reads <= self._reads.keys()
+        for read in self._reads.values():
+            assert read.waiting == (read.read_id in self._waiting)
+            if read.waiting and not read.through_memory:
+                states = read.handle.found.chunks[read.first : read.last]
+                assert states.count(RESIDENT) < len(states), "a reader sleeps over its bytes"
+                assert UNVERIFIED not in states, "nobody verifies what a reader waits for"
+                assert ABSENT not in states or read.read_id in self._hungry, "nobody fetches for a reader"
+        if (self._waiting or self._backing_off or self._hungry) and not self._in_flight:
+            assert self._alarm_s < float("inf"), "nothing will ever happen again"
+
+
+def _lead(item: tuple[int, _Handle]) -> tuple[int, int]:
+    """How many chunks a handle has ahead of its reader; the handle id settles ties."""
+    handle_id, handle = item
+    return handle.frontier - handle.pattern.position // CHUNK_BYTES, handle_id
