@@ -60,7 +60,7 @@ class Listing:
     Attributes:
         prefix: of the directory: empty or ending in "/".
         started_s: when the first page was asked for.
-        sequence: the records that are certain, in the order of reading. Append-only.
+        sequence: the records that are certain, in the order of reading. A name never changes its place.
         directories: how many of them are directories.
         hidden, shadowed: keys found unreachable.
         complete: all pages are in. failed: they never will be.

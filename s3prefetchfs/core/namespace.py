@@ -10,7 +10,7 @@ remembers it, whatever the bucket does meanwhile. Its number comes from a hash o
 and stat, and after it was forgotten and found again. What has a TTL is the way from a name to an inode.
 
 Memory: a record (`core.record`) shared by listing and inode, the inode, and a slot in a list and in a dict: about
-270 bytes for each key that the kernel remembers, with names of 30 bytes. Expired listings go in `sweep`.
+280 bytes for each key that the kernel remembers, with names of 30 bytes. Expired listings go in `sweep`.
 """
 
 from __future__ import annotations
@@ -178,6 +178,13 @@ class Namespace:
             return self._root
         inode = self._inodes[ino]
         return Entry(ino, inode.directory.prefix, inode.record)
+
+    def directory_ino(self, prefix: bytes) -> int:
+        """The inode number of the directory whose keys begin with `prefix`, whether the kernel remembers it or not."""
+        if prefix == self._root.prefix:
+            return ROOT_INO
+        above, slash, name = prefix[:-1].rpartition(b"/")
+        return self._number(above + slash, directory_record(name))
 
     def remember(self, entry: Entry) -> None:
         """The kernel is told of this entry and counts one lookup more. To be called as soon as it is handed out.

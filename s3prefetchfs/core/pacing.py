@@ -48,8 +48,8 @@ class Pacing:
 
     def limit(self, now: float) -> int:
         """How many requests may be in flight now."""
-        if self._limit < self.max_connections:
-            self._limit = min(float(self.max_connections), self._limit + max(0.0, now - self._regrow_from))
+        if self._limit < self.max_connections and now > self._regrow_from:
+            self._limit = min(float(self.max_connections), self._limit + now - self._regrow_from)
             self._regrow_from = now
         return int(self._limit)
 

@@ -179,7 +179,7 @@ def _pack_etag(etag: str) -> tuple[int, bytes]:
         digest = bytes.fromhex(digits)
     except ValueError:
         digest = b""
-    if len(digest) == _DIGEST_BYTES and digest.hex() == digits:  # else upper case, or white space
+    if digest.hex() == digits:  # else upper case, or white space
         return _ETAG_HEX, digest + rest.encode("utf-8", "surrogatepass")
     return _ETAG_TEXT, etag.encode("utf-8", "surrogatepass")
 

@@ -76,7 +76,8 @@ class Residency:
     """All objects, and the space they take.
 
     Invariants (see `check`): `used_bytes` is the sum of what every non-absent chunk occupies; `freeing_bytes` is
-    the part of it that is being given back; `idle` holds exactly the idle objects, least recently used first.
+    the part of it that is being given back; `idle` holds exactly the idle objects that
+    occupy any, least recently used first.
     """
 
     def __init__(self) -> None:
@@ -102,9 +103,8 @@ class Residency:
 
     def settle(self, found: CachedObject) -> None:
         """Put the object where it belongs after a change; becoming idle makes it the most recently used."""
-        if found.idle:
-            if found.object_id not in self.idle:
-                self.idle[found.object_id] = found
+        if found.idle and found.occupied_bytes:
+            self.idle.setdefault(found.object_id, found)
         else:
             self.idle.pop(found.object_id, None)
 
@@ -175,7 +175,7 @@ class Residency:
                 freeing_bytes += sum(
                     size for size, state in zip(sizes, found.chunks, strict=True) if state == RELEASING
                 )
-            assert (found.object_id in self.idle) == found.idle, found
+            assert (found.object_id in self.idle) == (found.idle and found.occupied_bytes > 0), found
         assert self.used_bytes == used_bytes
         assert self.freeing_bytes == freeing_bytes
         assert all(self.objects.get(object_id) is found for object_id, found in self.idle.items())

@@ -50,6 +50,9 @@ FAILURE_MEMORY_S = 5.0
 READ_GRACE_S = 60.0
 """A read that has waited this long beyond the retry timeout, for whatever reason, fails."""
 
+RECHECK_S = 1.0
+"""While something waits for a connection or for space: the limit grows with time, and that is no event."""
+
 
 @dataclass(slots=True, eq=False)
 class _Handle:
@@ -134,7 +137,7 @@ class Scheduler:
         self._waiting: OrderedDict[int, _Read] = OrderedDict()  # by arrival, hence by deadline
         self._hungry: OrderedDict[int, _Read] = OrderedDict()  # waiting for chunks that nobody fetches yet
         self._ahead: dict[int, _Handle] = {}  # handles whose window may reach over absent chunks
-        self._crowded: list[int] = []  # ids of handles whose prefetch found no room
+        self._crowded: dict[int, _Handle] = {}  # handles whose prefetch found no room
         self._in_flight: dict[int, _Fetch] = {}
         self._backing_off: list[_Fetch] = []
         self._next_fetch_id = 1
@@ -169,6 +172,7 @@ class Scheduler:
                 self._fetch_failed(event, now)
             case ev.ObjectAdded():
                 self._disk.add(event.object_id, event.size_bytes, event.resident, event.bypass)
+                self._evictor.room_for(0, now, out)  # the cache may be smaller now than when it was filled
             case ev.Opened():
                 found = self._disk.objects[event.object_id]
                 self._handles[event.handle_id] = _Handle(found, ReadAhead())
@@ -253,6 +257,7 @@ class Scheduler:
     def _closed(self, event: ev.Closed) -> None:
         handle = self._handles.pop(event.handle_id)
         self._ahead.pop(event.handle_id, None)
+        self._crowded.pop(event.handle_id, None)
         handle.found.handles.discard(event.handle_id)
         self._settle(handle.found)
 
@@ -298,9 +303,7 @@ class Scheduler:
                 self._ahead[handle_id] = handle
 
     def _room_made(self) -> None:
-        for handle_id in self._crowded:
-            if handle_id in self._handles:
-                self._ahead[handle_id] = self._handles[handle_id]
+        self._ahead.update(self._crowded)
         self._crowded.clear()
 
     def _expire(self, now: float) -> None:
@@ -334,9 +337,9 @@ class Scheduler:
             self._fetch_failed(ev.FetchFailed(event.fetch_id, FailureKind.BODY, None, 0.5), now)
             return
         del self._in_flight[event.fetch_id]
-        fetch.found.fetches -= 1
         if fetch.reader is not None and fetch.reader.waiting:
             self._wake(fetch.reader, fetch_id=event.fetch_id)
+        fetch.found.fetches -= 1
         self._settle(fetch.found)
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:
@@ -346,17 +349,19 @@ class Scheduler:
         found, kind = fetch.found, event.kind
         if kind is FailureKind.THROTTLED:
             self._pacing.throttled(now)
-        if kind in (FailureKind.NO_SPACE, FailureKind.CACHE_IO):
+        if fetch.reader is None and fetch.reached == fetch.last:  # it failed after its last byte
+            self._give_up(fetch)
+            return
+        if kind in (FailureKind.NO_SPACE, FailureKind.CACHE_IO) and fetch.reader is None:
             rest_bytes = found.disk_bytes(fetch.reached, fetch.last)
             self._evictor.disk_is_full(self._disk.used_bytes - rest_bytes, now)
             found.bypass = found.bypass or kind is FailureKind.CACHE_IO
             self._give_up(fetch)
             return
         if not kind.retryable:
-            gone = kind in (FailureKind.CHANGED, FailureKind.NOT_FOUND)
-            if gone:
+            if kind in (FailureKind.CHANGED, FailureKind.NOT_FOUND):
                 self._out.append(ev.VersionGone(found.object_id))
-            found.failure = (kind, float("inf") if gone else now + FAILURE_MEMORY_S)
+            found.failure = kind, now + FAILURE_MEMORY_S
             self._give_up(fetch, kind)
             return
         fetch.attempts += 1
@@ -398,14 +403,21 @@ class Scheduler:
 
     def _dispatch(self, now: float) -> None:
         """Issue what may be issued: retries that are due, then demand, then prefetch."""
-        self._retry(now)
+        if self._backing_off:
+            self._drop_unwanted()
+        limit = self._pacing.limit(now)
+        self._retry(limit, now, awaited=True)
         for read in list(self._hungry.values()):
             while read.read_id in self._hungry:
-                if not self._may_issue(self._pacing.limit(now), now):
+                if not self._may_issue(limit, now):
                     return
                 if not self._demand(read, now):
                     break
+        if self._hungry:
+            return  # the space that is being made is theirs
         limit = self._pacing.prefetch_limit(now)
+        self._retry(limit, now, awaited=False)
+        limit -= len(self._backing_off)  # each keeps its place: what fails is not asked for more and more
         while self._ahead and self._may_issue(limit, now):
             handle_id, handle = min(self._ahead.items(), key=_lead)
             if not self._prefetch(handle_id, handle, now):
@@ -414,24 +426,27 @@ class Scheduler:
     def _may_issue(self, limit: int, now: float) -> bool:
         return len(self._in_flight) < limit and self._pacing.wait_s(now) == 0
 
-    def _retry(self, now: float) -> None:
-        if not self._backing_off:
-            return
-        still: list[_Fetch] = []
-        for fetch in self._backing_off:
-            if not self._is_wanted(fetch):
+    def _drop_unwanted(self) -> None:
+        """Give up what backs off and is no longer wanted by a reader or an open handle."""
+        for fetch in list(self._backing_off):
+            if not self._is_awaited(fetch) and (fetch.reader is not None or not fetch.found.handles):
+                self._backing_off.remove(fetch)
                 self._give_up(fetch)
-            elif fetch.not_before_s <= now and self._may_issue(self._pacing.limit(now), now):
+
+    def _retry(self, limit: int, now: float, *, awaited: bool) -> None:
+        """Issue again what is due, and is awaited by a reader or is not."""
+        for fetch in list(self._backing_off):
+            if not self._may_issue(limit, now):
+                break
+            if fetch.not_before_s <= now and self._is_awaited(fetch) == awaited:
+                self._backing_off.remove(fetch)
                 self._retries += 1
                 self._issue(fetch, now)
-            else:
-                still.append(fetch)
-        self._backing_off = still
 
-    def _is_wanted(self, fetch: _Fetch) -> bool:
+    def _is_awaited(self, fetch: _Fetch) -> bool:
         if fetch.reader is not None:
             return fetch.reader.waiting
-        return bool(fetch.found.handles) or bool(self._waiting_on(fetch.found, fetch.reached, fetch.last))
+        return bool(self._waiting_on(fetch.found, fetch.reached, fetch.last))
 
     def _demand(self, read: _Read, now: float) -> bool:
         """Fetch what a reader waits for, and what its stream will want next in the same request.
@@ -485,14 +500,14 @@ class Scheduler:
         if last - first < get_chunks and last == stop < len(found.chunks) and first - position >= get_chunks:
             return False  # a small piece at the far end of the window: wait until it is worth a request
         if self._evictor.room_for(found.disk_bytes(first, last), now, self._out) is not Room.NOW:
-            self._crowded.append(handle_id)
+            self._crowded[handle_id] = handle
             return False
         self._fetch(found, first, last, now)
         return True
 
     def _window_stop(self, handle: _Handle) -> int:
         """The chunk up to which the handle's read-ahead reaches."""
-        share_bytes = self._evictor.capacity_bytes // WINDOW_SHARE // len(self._handles)
+        share_bytes = self._evictor.capacity_bytes // WINDOW_SHARE // max(1, len(self._handles))
         window_bytes = min(handle.pattern.window_bytes, WINDOW_MAX_BYTES, share_bytes)
         return chunk_count(min(handle.pattern.position + window_bytes, handle.found.size_bytes))
 
@@ -529,11 +544,14 @@ class Scheduler:
         due_s = float("inf")
         if self._waiting:
             due_s = next(iter(self._waiting.values())).deadline_s
+        held_up = bool(self._hungry or self._ahead)
         for fetch in self._backing_off:
-            due_s = min(due_s, max(fetch.not_before_s, now + 0.001))
-        if self._hungry or self._ahead:
-            wait_s = self._pacing.wait_s(now)
-            due_s = min(due_s, now + (wait_s if wait_s > 0 else 1.0))
+            if fetch.not_before_s > now:
+                due_s = min(due_s, fetch.not_before_s)
+            else:
+                held_up = True
+        if held_up:
+            due_s = min(due_s, now + (self._pacing.wait_s(now) or RECHECK_S))
         if due_s < self._alarm_s:
             self._alarm_s = due_s
             self._out.append(ev.WakeAt(due_s))
@@ -543,7 +561,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert what must hold between any two events; the tests call it after each."""
         self._disk.check()
-        assert self._disk.used_bytes <= self._evictor.capacity_bytes
+        assert self._disk.used_bytes - self._disk.freeing_bytes <= self._evictor.capacity_bytes
         assert len(self._in_flight) <= self._pacing.max_connections
         fetches = [*self._in_flight.values(), *self._backing_off]
         covered: dict[CachedObject, bytearray] = {}

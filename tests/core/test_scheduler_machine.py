@@ -216,6 +216,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------------- the end
 
     def teardown(self) -> None:
+        if self.world.broken:
+            return
         self.world.rest(self.last_failure)
         self.world.shut()
         self.world.replay()
@@ -225,6 +227,7 @@ HISTORIES = settings(
     max_examples=200,
     stateful_step_count=60,
     deadline=None,
+    report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 

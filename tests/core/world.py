@@ -70,7 +70,13 @@ class ModelFetch:
 
     @property
     def missing(self) -> range:
-        return range(*chunk_span(self.reached, self.stop))
+        return range(*chunk_span(self.reached, self.stop)) if self.reached < self.stop else range(0)
+
+    def serves(self, read: ModelRead) -> bool:
+        return self.to_memory and self.found is read.found and (self.start, self.stop) == (read.start, read.stop)
+
+    def is_like(self, other: ModelFetch) -> bool:
+        return self.to_memory and self.found is other.found and (self.start, self.stop) == (other.start, other.stop)
 
 
 class World:
@@ -79,6 +85,7 @@ class World:
     Attributes:
         fetches, verifies, releases, evictions: instructions that wait for their answer, in order of arrival.
         reads: those not finished. alarm_s: when a Tick is due, if one is.
+        broken: an event was not taken in to its end: the history is over.
         checked: whether to check everything after every event, which costs time in proportion to the cache.
     """
 
@@ -108,6 +115,7 @@ class World:
         self.evictions: list[ev.Evict] = []
         self.gone: list[int] = []
         self.fetched_bytes = 0
+        self.broken = False
         self._retrying: list[ModelFetch] = []  # failed, and perhaps still reserved
         self._throttled = False
         self._history: list[tuple[ev.Event, float, list[ev.Instruction]]] = []
@@ -286,6 +294,7 @@ class World:
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
         """Tell the scheduler, take its instructions in, check."""
+        self.broken = True
         out = self.scheduler.handle(event, self.now)
         prefetches = []
         for instruction in out:
@@ -311,6 +320,7 @@ class World:
             self._history.append((event, self.now, out))
             self.scheduler.check()
             self._check(prefetches)
+        self.broken = False
         return out
 
     def _on_fetch(self, fetch: ev.Fetch) -> ModelFetch:
@@ -327,6 +337,8 @@ class World:
             for other in self.fetches.values():
                 assert other.found is not found or other.to_memory or not _meet(other.missing, mine.missing)
             self._forget_retries(found, mine.missing)
+        elif (again := next((other for other in self._retrying if other.is_like(mine)), None)) is not None:
+            self._retrying.remove(again)
         self.fetches[fetch.fetch_id] = mine
         self.fetched_bytes += fetch.stop - fetch.start
         return mine
@@ -338,7 +350,6 @@ class World:
         if wake.failure is not None:
             timed_out = wake.failure is FailureKind.TIMEOUT and self.now >= read.deadline_s
             assert timed_out or wake.failure in read.found.failures, "a failure out of nowhere"
-            self._forget_retries(read.found, read.chunks)
         elif wake.fetch_id is not None:
             assert event == ev.FetchDone(wake.fetch_id)
         else:
@@ -386,7 +397,11 @@ class World:
             self._retrying.append(fetch)
 
     def _forget_retries(self, found: ModelObject, chunks: range) -> None:
-        self._retrying = [fetch for fetch in self._retrying if fetch.found is not found or not _meet(fetch.missing, chunks)]
+        self._retrying = [
+            fetch
+            for fetch in self._retrying
+            if fetch.found is not found or fetch.to_memory or not _meet(fetch.missing, chunks)
+        ]
 
     # ------------------------------------------------------------------------------------- what must hold
 
@@ -414,7 +429,7 @@ class World:
         """Whether all that a reader misses is on its way, or may be waiting to be tried again."""
         coming = {chunk for chunk in read.chunks if read.found.disk[chunk] != ABSENT}
         for fetch in [*self.fetches.values(), *self._retrying]:
-            if fetch.found is read.found and (not fetch.to_memory or (fetch.start, fetch.stop) == (read.start, read.stop)):
+            if fetch.found is read.found and (not fetch.to_memory or fetch.serves(read)):
                 coming.update(fetch.missing)
         return coming.issuperset(read.chunks)
 

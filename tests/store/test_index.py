@@ -119,6 +119,8 @@ def test_index_damaged_while_in_use(tmp_path: Path, caplog: pytest.LogCaptureFix
     store = Store(tmp_path)
     long_key = "k" * 1000
     ids = [store.create(f"{seed}{long_key}", "e", 1) for seed in range(5000)]  # more than SQLite's page cache
+    for object_id in ids[:-1]:
+        store.landed(object_id, 0, 1, [object_id % 1000])
     store.flush()
     before = store.recovered()
     store.close()

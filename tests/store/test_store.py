@@ -213,17 +213,17 @@ def test_files_and_rows_are_made_to_agree(tmp_path: Path) -> None:
     gone, short, kept = (add_object(store, seed, ODD_BYTES) for seed in range(3))
     store.flush()
     unsaved = add_object(store, 4, ODD_BYTES)
-    os.unlink(store.path(gone))
     os.truncate(store.path(short), ODD_BYTES - 1)
+    misplaced = tmp_path / "cache" / "objects" / "misplaced" / os.path.basename(store.path(gone))
+    misplaced.parent.mkdir()
+    os.rename(store.path(gone), misplaced)
     directory = killed(tmp_path / "cache", tmp_path / "after")
     store.close()
-    foreign = directory / "objects" / "00" / "notes.txt"
-    foreign.parent.mkdir(exist_ok=True)
-    foreign.write_text("not ours")
+    (directory / "objects" / "misplaced" / "notes.txt").touch()
     store = Store(directory)
     assert [it.object_id for it in store.recovered()] == [kept]
-    left = {str(path) for path in directory.glob("objects/*/*")}
-    assert left == {store.path(kept), str(foreign)}
+    left = {path.name for path in directory.glob("objects/*/*")}
+    assert left == {os.path.basename(store.path(kept)), misplaced.name, "notes.txt"}
     assert not os.path.exists(store.path(unsaved))
     store.close()
     store = Store(directory)
@@ -298,8 +298,17 @@ def test_deletion_while_reading(tmp_path: Path) -> None:
             except RequestError:
                 return
 
+        def verify_until_deleted(object_id: int, started: threading.Barrier) -> None:
+            started.wait(10)
+            while not (bad := store.verify(object_id, 0, 1)):
+                pass
+            assert bad == [0]
+
         with ThreadPoolExecutor(2) as pool:
-            readers = [pool.submit(read_until_deleted, object_id, expected, started) for _ in range(2)]
+            readers = [
+                pool.submit(read_until_deleted, object_id, expected, started),
+                pool.submit(verify_until_deleted, object_id, started),
+            ]
             started.wait(10)
             store.delete(object_id)
             for reader in readers:
@@ -320,6 +329,8 @@ def test_punched_chunks_free_their_blocks(tmp_path: Path) -> None:
     assert CHUNK_BYTES <= status.st_blocks * 512 < 2 * CHUNK_BYTES
     assert store.recovered()[0].resident == b"\1\0\0\0"
     assert store.read(object_id, 0, CHUNK_BYTES) == content(1, 0, CHUNK_BYTES)
+    store.punch(object_id, CHUNK_BYTES - 1, CHUNK_BYTES)
+    assert os.stat(store.path(object_id)).st_blocks == 0
     store.close()
 
 
@@ -394,6 +405,22 @@ def test_many_threads_and_few_descriptors(tmp_path: Path, few_descriptors: Calla
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(read, turn) for turn in range(4)]:
             done.result(30)
+    store.close()
+
+
+def test_file_that_cannot_be_made(tmp_path: Path) -> None:
+    """An object beyond the largest file the disk takes is an error, and leaves nothing behind."""
+    store = Store(tmp_path / "cache")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(RequestError) as caught:
+            store.create("large", "e", 1001)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.kind is FailureKind.CACHE_IO
+    assert store.recovered() == []
+    assert list(tmp_path.glob("cache/objects/*/*")) == []
     store.close()
 
 

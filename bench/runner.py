@@ -1,0 +1,122 @@
+"""How it is measured: rounds in alternating order, caches dropped, and the CPU time of everybody who took part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from bench import machine
+from bench.child import BenchError
+from bench.contenders import CONTENDERS, File, Readers, Running, Site
+from bench.scenarios import Data, Scenario
+from bench.summary import Sample, order
+from tests.s3stub import S3Stub
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One scenario, measured.
+
+    Attributes:
+        rounds: for each, samples by contender.
+        absent: contenders that could not take part, or not to the end, and why.
+    """
+
+    scenario: Scenario
+    rounds: list[dict[str, Sample]] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a target was not met."""
+        return not all(target.met(self.rounds) for target in self.scenario.targets)
+
+
+class Runner:
+    """Measures scenarios.
+
+    Args:
+        site, stub, data, readers: where, the S3 end, what is in it, and who reads.
+        report: told what is going on.
+    """
+
+    def __init__(self, site: Site, stub: S3Stub, data: Data, readers: Readers, report: Callable[[str], None]) -> None:
+        self._site = site
+        self._stub = stub
+        self._data = data
+        self._readers = readers
+        self._report = report
+
+    def run(self, scenario: Scenario, chosen: list[str], runs: int) -> Outcome:
+        """Measure one scenario, with those of its contenders that are `chosen` and installed, in `runs` rounds."""
+        outcome = Outcome(scenario)
+        names = [name for name in scenario.contenders if name in chosen]
+        outcome.absent = {name: why for name in names if (why := CONTENDERS[name].missing())}
+        self._report(f"{scenario.name}: preparing data")
+        files = scenario.files(self._data)
+        self._stub.configure(**scenario.network)
+        runs = min(runs, scenario.max_runs or runs)
+        kept: dict[str, Running] = {}
+        with ExitStack() as until:
+            for number in range(runs):
+                samples: dict[str, Sample] = {}
+                outcome.rounds.append(samples)
+                for name in order(names, number):
+                    if name in outcome.absent:
+                        continue
+                    self._report(f"{scenario.name}: round {number + 1} of {runs}: {name}")
+                    try:
+                        with self._session(scenario, name, files, kept, until) as running:
+                            samples[name] = self._sample(scenario, running, files)
+                    except BenchError as error:
+                        outcome.absent[name] = f"failed in round {number + 1}: {error}"
+        return outcome
+
+    @contextlib.contextmanager
+    def _session(
+        self, scenario: Scenario, name: str, files: list[File], kept: dict[str, Running], until: ExitStack
+    ) -> Iterator[Running]:
+        """A contender ready for a run: a fresh one, or the kept one that did the work before."""
+        if not scenario.kept:
+            machine.drop_caches()
+            with CONTENDERS[name].started(self._site, self._readers, scenario.cache_bytes) as running:
+                yield running
+            return
+        if name not in kept:
+            started = CONTENDERS[name].started(self._site, self._readers, scenario.cache_bytes)
+            kept[name] = until.enter_context(started)
+            scenario.measure(kept[name], files)
+        os.sync()
+        yield kept[name]
+
+    def _sample(self, scenario: Scenario, running: Running, files: list[File]) -> Sample:
+        """Do the work once; what the scenario measures, and what it cost."""
+        self._stub.clear_log()
+        before = self._cpu_s(running)
+        sample = scenario.measure(running, files)
+        spent = [after - earlier for after, earlier in zip(self._cpu_s(running), before, strict=True)]
+        own, reader, stub, busy = spent
+        gets = self._stub.log("GET")
+        gigabytes = sum(file.size_bytes for file in files) / 1e9
+        return {
+            **sample,
+            "mb_per_s": 1000 * gigabytes / sample["seconds"],
+            "cpu_s_per_gb": own / gigabytes,
+            "reader_cpu_s_per_gb": reader / gigabytes,
+            "stub_cpu_s_per_gb": stub / gigabytes,
+            "other_cpu_s_per_gb": max(0.0, busy - own - reader - stub) / gigabytes,
+            "s3_mb": sum(record.body_bytes for record in gets) / 1e6,
+            "gets": float(len(gets)),
+            "start_s": running.start_s,
+        }
+
+    def _cpu_s(self, running: Running) -> tuple[float, float, float, float]:
+        """CPU seconds so far of the contender, the readers, the stand-in, and of everything on this machine."""
+        own = 0.0 if running.pid is None else machine.cpu_s(running.pid)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # every dd
+        reader = ended.ru_utime + ended.ru_stime + sum(map(machine.cpu_s, self._readers.pids()))
+        return own, reader, machine.cpu_s(self._stub.pid), machine.busy_s()

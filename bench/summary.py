@@ -1,0 +1,115 @@
+"""What the runs come to: medians with extremes, ratios within rounds, and targets met or missed. Pure.
+
+A *round* holds one sample of each contender, taken one after another; a sample is numbers by the name of what was
+measured. Ratios are formed within rounds and the median is taken of them: a machine that is slow for a minute is then
+slow on both sides of the fraction. The ratio of two medians would compare a good minute with a bad one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+Sample = dict[str, float]
+Rounds = Sequence[dict[str, Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The middle and the ends of some numbers."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None if there are no numbers."""
+        return cls(median(values), min(values), max(values)) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a figure has to be.
+
+    Args:
+        contender, metric: whose, and which. limit: the value.
+        versus: the contender in whose multiples `limit` is; empty for the figure itself.
+        at_most: the figure must not be above the limit; else not below.
+    """
+
+    contender: str
+    metric: str
+    limit: float
+    versus: str = ""
+    at_most: bool = False
+
+    def measured(self, rounds: Rounds) -> float | None:
+        """The median that is compared with the limit; None if there is nothing to form it from."""
+        if self.versus:
+            spread = ratios(rounds, self.metric, self.contender, self.versus)
+        else:
+            spread = spread_of(rounds, self.metric, self.contender)
+        return spread.median if spread else None
+
+    def met(self, rounds: Rounds) -> bool:
+        """Whether it is so. What was not measured is not met."""
+        value = self.measured(rounds)
+        if value is None:
+            return False
+        return value <= self.limit if self.at_most else value >= self.limit
+
+
+def spread_of(rounds: Rounds, metric: str, contender: str) -> Spread | None:
+    """One contender's figure over all rounds that have it."""
+    samples = [samples[contender] for samples in rounds if contender in samples]
+    return Spread.of([sample[metric] for sample in samples if metric in sample])
+
+
+def ratios(rounds: Rounds, metric: str, contender: str, reference: str) -> Spread | None:
+    """One contender's figure as multiples of another's in the same round, over all rounds that have both."""
+    both = [samples for samples in rounds if contender in samples and reference in samples]
+    pairs = [(samples[contender].get(metric), samples[reference].get(metric)) for samples in both]
+    return Spread.of([ours / theirs for ours, theirs in pairs if ours is not None and theirs])
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The value that at least this fraction of all are not above (nearest rank, so it is one of them)."""
+    return sorted(values)[max(0, math.ceil(fraction * len(values)) - 1)]
+
+
+def order(contenders: Sequence[str], number: int) -> list[str]:
+    """Who goes first in round `number`: to and fro, so that nobody always comes after the same one."""
+    return list(contenders) if number % 2 == 0 else list(reversed(contenders))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How a figure is shown: its heading, and its digits."""
+
+    label: str
+    show: Callable[[float], str]
+
+
+def _digits(count: int) -> Callable[[float], str]:
+    return lambda value: f"{value:,.{count}f}"
+
+
+METRICS = {
+    "mb_per_s": Metric("MB/s", _digits(0)),
+    "p50_ms": Metric("p50 ms", _digits(1)),
+    "p99_ms": Metric("p99 ms", _digits(1)),
+    "rss_mib": Metric("RSS MiB", _digits(0)),
+    "peak_rss_mib": Metric("peak RSS MiB", _digits(0)),
+    "pss_mib": Metric("PSS MiB", _digits(0)),
+    "s3_mb": Metric("MB from S3", _digits(1)),
+    "gets": Metric("GETs", _digits(0)),
+    "start_s": Metric("start s", _digits(2)),
+}
+"""Sizes are decimal (MB = 10^6 bytes) except memory."""
+
+CPU_PARTS = {"own": "cpu_s_per_gb", "reader": "reader_cpu_s_per_gb", "stand-in": "stub_cpu_s_per_gb"}
+CPU_PARTS["rest"] = "other_cpu_s_per_gb"
+"""Who used the cores, and the metric that says how much. The rest is the kernel's own threads, and strangers."""

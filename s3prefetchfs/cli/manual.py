@@ -1,0 +1,86 @@
+"""Commands whose `--help` is a manual page, and flags made from the table of options.
+
+`ManualCommand` prints its options under their headings and ends with named sections. `config_options` gives a
+command one flag for each row of `config.OPTIONS`, and `typed` collects the texts for `sources.resolve` to read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from s3prefetchfs.config import OPTIONS, Option
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+EXIT_CODES = """\
+0  done
+1  it failed; the reason is on stderr
+2  the command line, the environment or the configuration file is wrong"""
+
+
+class _TableFlag(click.Option):
+    """The flag of one row. It hands over text, so that every source of a value is read by the same parser."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        shown = f"{option.help}  [default: {option.default}]" if option.kind.metavar else option.help
+        names = [option.field, f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
+        if option.kind.metavar:
+            super().__init__(names, metavar=option.kind.metavar, help=shown)
+        else:
+            opposite = option.name.removeprefix("no-") if option.name.startswith("no-") else f"no-{option.name}"
+            names[1] += f"/--{opposite}"
+            super().__init__(names, is_flag=True, default=None, help=shown)
+
+
+def config_options(command: _C) -> _C:
+    """Decorate a command with a flag for each option of a mount; its value is a keyword argument, by field."""
+    flags = [_TableFlag(option) for option in OPTIONS.values()]
+    command.__dict__.setdefault("__click_params__", []).extend(reversed(flags))
+    return command
+
+
+def typed(values: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the flags that were given, by option name.
+
+    Args:
+        values: the keyword arguments that `config_options` added; None where a flag is absent.
+    """
+    texts = {}
+    for option in OPTIONS.values():
+        if (value := values[option.field]) is not None:
+            texts[option.name] = str(value).lower() if isinstance(value, bool) else value
+    return texts
+
+
+class ManualCommand(click.Command):
+    """A command with a manual: grouped options and sections.
+
+    Args:
+        sections: heading and text, printed as written, after the options.
+    """
+
+    def __init__(self, *arguments: Any, sections: Sequence[tuple[str, str]] = (), **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._sections = sections
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            heading = parameter.option.group if isinstance(parameter, _TableFlag) else "Options"
+            record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                groups.setdefault(heading, []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, text in self._sections:
+            with formatter.section(heading):
+                formatter.write(textwrap.indent(inspect.cleandoc(text), " " * formatter.current_indent) + "\n")

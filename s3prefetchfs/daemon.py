@@ -1,0 +1,235 @@
+"""The composition root: builds the parts of one mount, nests their lifetimes, and takes them down again.
+
+Lifetimes, outermost first: the cache directory, the worker processes, the catalog and the engine, the mount. The
+order is the promise made to the user: whatever cannot work (no such bucket, a cache in use, no /dev/fuse) is found
+before anything is mounted, and the mount is gone before what serves it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from s3prefetchfs import notify
+from s3prefetchfs.catalog import Catalog
+from s3prefetchfs.config import Config
+from s3prefetchfs.control import Control, Status
+from s3prefetchfs.core.extent import CHUNK_BYTES
+from s3prefetchfs.core.namespace import Namespace
+from s3prefetchfs.core.scheduler import Scheduler
+from s3prefetchfs.engine import Engine
+from s3prefetchfs.errors import FailureKind, RequestError, UserError
+from s3prefetchfs.fuse import kernel
+from s3prefetchfs.fuse.adapter import Adapter
+from s3prefetchfs.fuse.holders import find_holders
+from s3prefetchfs.fuse.mounts import unmount
+from s3prefetchfs.metrics import Metrics
+from s3prefetchfs.s3.client import ClientSettings
+from s3prefetchfs.s3.pool import Pool
+from s3prefetchfs.store.store import Store
+
+log = logging.getLogger(__name__)
+
+FREE_SHARE_KEPT = 10
+"""Without --cache-size, one part in ten of the free space is left to others."""
+
+STATUS_INTERVAL_S = 10.0
+"""How often systemd's one-line status is renewed."""
+
+SWEEP_INTERVAL_S = 30.0
+"""How often listings that have expired are dropped."""
+
+STOP_TIMEOUT_S = 5.0
+"""What the workers and the index get to finish; then the daemon ends without them."""
+
+
+def run(config: Config, on_ready: Callable[[], None]) -> int:
+    """Mount, serve until unmounted, clean up.
+
+    Args:
+        config: of the mount; its mountpoint was checked.
+        on_ready: called once the mount is usable.
+
+    Returns:
+        The exit code of the process.
+
+    Raises:
+        UserError: the mount cannot work; nothing is mounted then.
+    """
+    _raise_file_limit()
+    # The namespace holds millions of objects that no cycle leads to: look for garbage rarely.
+    gc.set_threshold(100_000, 20, 50)
+    try:
+        return trio.run(_serve, config, on_ready, strict_exception_groups=False)
+    except* UserError as group:
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
+    metrics = Metrics()
+    engine: Engine
+    pool = Pool(
+        _client_settings(config),
+        processes=config.worker_processes,
+        connections=config.max_connections,
+        on_message=lambda message: engine.receive(message),
+    )
+    async with trio.open_nursery() as workers:
+        await workers.start(pool.run)
+        namespace = Namespace(config.prefix.encode(), config.metadata_ttl_s)
+        catalog = Catalog(namespace, pool, config.retry_timeout_s, metrics, kernel.forget_name)
+        await _check_bucket(config, catalog)
+        store = await trio.to_thread.run_sync(Store, config.cache_dir / config.identity)
+        with _closing(store):
+            scheduler = Scheduler(
+                capacity_bytes=_capacity_bytes(config, store),
+                max_connections=config.max_connections,
+                max_throughput_bytes_per_s=config.max_throughput_bytes_per_s,
+                retry_timeout_s=config.retry_timeout_s,
+            )
+            engine = Engine(store, scheduler, pool.get, catalog.version_gone, metrics)
+            async with trio.open_nursery() as services:
+                await services.start(engine.run)
+                await services.start(catalog.run)
+                status = Status(config, metrics, engine, catalog, pool)
+                control = Control({b"status.json": status.json})
+                adapter = Adapter(config, engine, catalog, control, metrics)
+                kernel.mount(adapter, config)
+                try:
+                    await _session(config, status, on_ready)
+                finally:
+                    pyfuse3.close(unmount=True)
+                    services.cancel_scope.cancel()
+        workers.cancel_scope.cancel()
+    return 0
+
+
+async def _session(config: Config, status: Status, on_ready: Callable[[], None]) -> None:
+    """Serve FUSE requests until the filesystem is unmounted."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_signals, config)
+        nursery.start_soon(_tell_systemd, status)
+
+        async def announce() -> None:
+            # Not ready before the kernel got an answer from us.
+            await trio.to_thread.run_sync(os.stat, config.mountpoint, abandon_on_cancel=True)
+            kernel.raise_read_ahead(config.mountpoint)
+            log.info("mounted s3://%s/%s on %s", config.bucket, config.prefix, config.mountpoint)
+            notify.notify("READY=1", f"STATUS=serving s3://{config.bucket}/{config.prefix}")
+            on_ready()
+
+        nursery.start_soon(announce)
+        await pyfuse3.main(max_tasks=kernel.MAX_TASKS)
+        notify.notify("STOPPING=1")
+        log.info("unmounted %s", config.mountpoint)
+        nursery.cancel_scope.cancel()
+
+
+async def _watch_signals(config: Config) -> None:
+    """SIGTERM and SIGINT unmount. While the mount is in use they say by whom; the second one detaches it."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        asked = 0
+        async for number in signals:
+            asked += 1
+            log.info("%s: unmounting %s", signal.Signals(number).name, config.mountpoint)
+            try:
+                await trio.to_thread.run_sync(_unmount, config.mountpoint, asked > 1, abandon_on_cancel=True)
+            except OSError as error:
+                log.warning("cannot unmount %s: %s", config.mountpoint, error.strerror)
+                for holder in await trio.to_thread.run_sync(find_holders, config.mountpoint, abandon_on_cancel=True):
+                    log.warning("held by %s", holder)
+                log.warning("stop what holds it, or send the signal again to detach the mount from under it")
+                continue
+            if asked > 1:
+                await trio.sleep(STOP_TIMEOUT_S)
+                pyfuse3.terminate()
+
+
+def _unmount(mountpoint: Path, lazy: bool) -> None:
+    unmount(mountpoint, lazy=lazy)
+
+
+async def _tell_systemd(status: Status) -> None:
+    while True:
+        await trio.sleep(STATUS_INTERVAL_S)
+        document = status.document()
+        served, fetched = document["reads"]["bytes_served"], document["fetch"]["bytes"]
+        notify.notify(f"STATUS=served {served / 1e9:.1f} GB, fetched {fetched / 1e9:.1f} GB from S3")
+
+
+async def _check_bucket(config: Config, catalog: Catalog) -> None:
+    """Ask S3 for one key of the prefix; nothing is mounted on a bucket that does not answer.
+
+    Raises:
+        UserError: it does not, and why.
+    """
+    where = f"s3://{config.bucket}/{config.prefix}"
+    try:
+        found = await catalog.check(config.prefix, config.mount_timeout_s)
+    except RequestError as error:
+        raise UserError(f"cannot read {where}: {error}", _HINTS.get(error.kind, "")) from None
+    if not found:
+        log.warning("%s has no keys yet", where)
+
+
+_HINTS = {
+    FailureKind.NOT_FOUND: "check the bucket's name, and --endpoint-url or --region",
+    FailureKind.DENIED: "these credentials may not list it: choose a --profile, or mount a prefix they may list",
+    FailureKind.CREDENTIALS: "set AWS_PROFILE or --profile, log in, or pass --no-sign-request for a public bucket",
+    FailureKind.CONNECTION: "check --endpoint-url, the network, and HTTPS_PROXY / NO_PROXY",
+    FailureKind.TIMEOUT: "check --endpoint-url, the network, and HTTPS_PROXY / NO_PROXY",
+}
+
+
+def _client_settings(config: Config) -> ClientSettings:
+    return ClientSettings(
+        bucket=config.bucket,
+        endpoint_url=config.endpoint_url,
+        region=config.region,
+        profile=config.profile,
+        sign_requests=config.sign_requests,
+        requester_pays=config.requester_pays,
+        addressing_style=config.addressing_style,
+        connections=-(-config.max_connections // config.worker_processes) + 2,
+        connect_timeout_s=min(config.stall_timeout_s, 5.0),
+        stall_timeout_s=config.stall_timeout_s,
+    )
+
+
+def _capacity_bytes(config: Config, store: Store) -> int:
+    """The size of the cache: what was asked for, or nine tenths of what is free or already ours."""
+    if config.cache_size_bytes is not None:
+        return config.cache_size_bytes
+    ours_bytes = CHUNK_BYTES * sum(found.resident.count(1) for found in store.recovered())
+    free_bytes = shutil.disk_usage(config.cache_dir).free + ours_bytes
+    return free_bytes - free_bytes // FREE_SHARE_KEPT
+
+
+def _raise_file_limit() -> None:
+    """One descriptor for each cached file that is being read: take all the hard limit allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextmanager
+def _closing(store: Store) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        try:
+            store.close()
+        except (OSError, RequestError) as error:
+            log.error("cannot write the cache index: %s; what is not in it is fetched again", error)

@@ -1,0 +1,289 @@
+"""The FUSE protocol adapter, and only that: arguments in, attributes and errnos out.
+
+Runs in the daemon's event loop; each request is a task of pyfuse3's. What a name means is the catalog's business,
+where bytes come from the engine's. Only `FUSEError` may leave a handler (pyfuse3 ends the session on anything
+else), so every handler passes the same border, where exceptions become errnos.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+
+from s3prefetchfs.catalog import Catalog, OpenDirectory
+from s3prefetchfs.config import Config
+from s3prefetchfs.control import DIRECTORY_INO, DIRECTORY_NAME, Control
+from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
+from s3prefetchfs.engine import Engine, Version
+from s3prefetchfs.errors import RequestError
+from s3prefetchfs.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 512
+"""The unit of st_blocks, whatever the filesystem (stat(2))."""
+
+IO_BYTES = 1024 * 1024
+"""st_blksize, the unit programs are told to read in: the kernel's largest request."""
+
+STATFS_BYTES = 1 << 60
+"""The size that statfs reports, 1 EiB: S3 has no end, and programs that compute with it must not overflow."""
+
+FOREVER_S = 10.0 * 365 * 86400
+"""An `indefinite` timeout as the kernel can take it."""
+
+CONTENT_HANDLE_BASE = 1 << 48
+"""Handles of control files and directories start here; the engine's count up from 1."""
+
+FIRST_TREE_INO = 1 << 63
+"""The tree's inode numbers (core.record) start here; below are the root and the control files, never forgotten."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _border(
+    handler: Callable[Concatenate[Adapter, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Adapter, P], Coroutine[Any, Any, R]]:
+    """Turn every exception of a handler into an errno; the unexpected are logged and counted."""
+
+    @functools.wraps(handler)
+    async def guarded(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await handler(self, *args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except RequestError as error:
+            raise pyfuse3.FUSEError(error.kind.errno) from None
+        except Exception:
+            self.metrics.handler_errors += 1
+            log.exception("%s failed", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    return guarded
+
+
+@dataclass(slots=True, eq=False)
+class _DirectoryHandle:
+    ino: int
+    directory: OpenDirectory
+    read_before: bool = False
+
+
+class Adapter(pyfuse3.Operations):
+    """See the module's docstring.
+
+    Args:
+        config: owner, modes, TTL.
+        engine, catalog, control: who answers.
+        metrics: counted into.
+    """
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(
+        self, config: Config, engine: Engine, catalog: Catalog, control: Control, metrics: Metrics
+    ) -> None:
+        super().__init__()
+        self.metrics = metrics
+        self._config = config
+        self._engine = engine
+        self._catalog = catalog
+        self._control = control
+        self._handles = itertools.count(CONTENT_HANDLE_BASE)
+        self._contents: dict[int, bytes] = {}
+        self._directories: dict[int, _DirectoryHandle] = {}
+        self._mounted_ns = time.time_ns()
+
+    # ------------------------------------------------------------------------------------- names
+
+    @_border
+    async def lookup(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if parent == DIRECTORY_INO:
+            if name not in self._control.inodes:
+                raise pyfuse3.FUSEError(errno.ENOENT)
+            return self._control_attributes(self._control.inodes[name])
+        if parent == pyfuse3.ROOT_INODE and name == DIRECTORY_NAME:
+            return self._control_attributes(DIRECTORY_INO)
+        answer = await self._catalog.lookup(parent, name)
+        valid_s = self._valid_s(answer.fresh_until_s)
+        if answer.entry is None:
+            if valid_s <= 0:
+                raise pyfuse3.FUSEError(errno.ENOENT)
+            absent = pyfuse3.EntryAttributes()  # inode 0: the kernel remembers that there is nothing
+            absent.st_ino = 0
+            absent.entry_timeout = valid_s
+            return absent
+        self._catalog.remember(answer.entry)
+        return self._attributes(answer.entry, valid_s)
+
+    @_border
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for ino, lookups in inode_list:
+            if ino >= FIRST_TREE_INO:
+                self._catalog.forget(ino, lookups)
+
+    @_border
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if self._is_control(inode):
+            return self._control_attributes(inode)
+        return self._attributes(self._entry(inode), 0.0)
+
+    @_border
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        value = self._xattrs(inode).get(name)
+        if value is None:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    @_border
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
+        return list(self._xattrs(inode))
+
+    @_border
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        figures = pyfuse3.StatvfsData()
+        figures.f_bsize = figures.f_frsize = IO_BYTES
+        figures.f_blocks = STATFS_BYTES // IO_BYTES
+        figures.f_bfree = figures.f_bavail = 0  # nothing can be written
+        figures.f_files = 1 << 32
+        figures.f_ffree = figures.f_favail = 0
+        figures.f_namemax = NAME_MAX_BYTES
+        return figures
+
+    # ------------------------------------------------------------------------------------- directories
+
+    @_border
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        handle_id = next(self._handles)
+        if inode != DIRECTORY_INO:
+            self._directories[handle_id] = _DirectoryHandle(inode, await self._catalog.open_directory(inode))
+        return handle_id
+
+    @_border
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        handle = self._directories.get(fh)
+        if handle is None:  # the control directory: its files are reached by name
+            return
+        if start_id == 0 and handle.read_before:
+            handle.directory = await self._catalog.open_directory(handle.ino)  # rewinddir: as if opened again
+        handle.read_before = True
+        # Positions 1 and 2 are behind the two names that every directory has.
+        for position, name in enumerate((b".", b".."), start=1):
+            if start_id < position:
+                attributes = self._attributes(self._entry(handle.ino), 0.0)
+                if not pyfuse3.readdir_reply(token, name, attributes, position):
+                    return
+        first = max(start_id - 2, 0)
+        now = trio.current_time()
+        for position, entry, fresh_until_s in await self._catalog.entries(handle.directory, first):
+            attributes = self._attributes(entry, max(0.0, fresh_until_s - now))
+            if not pyfuse3.readdir_reply(token, entry.name, attributes, position + 2):
+                return
+            self._catalog.remember(entry)
+
+    @_border
+    async def releasedir(self, fh: int) -> None:
+        self._directories.pop(fh, None)
+
+    # ------------------------------------------------------------------------------------- files
+
+    @_border
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        if self._control.is_file(inode):
+            handle_id = next(self._handles)
+            self._contents[handle_id] = self._control.content(inode)
+            # Its size is not known before it is read: the page cache would cut it at the size in its attributes.
+            return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle_id), direct_io=True, keep_cache=False)
+        entry = self._entry(inode)
+        version = Version(entry.key.decode(), entry.etag, entry.size_bytes)
+        # An inode is one version, so the pages the kernel has of it are never those of another.
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(self._engine.open(version)), keep_cache=True)
+
+    @_border
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]  # any buffer does
+        if fh >= CONTENT_HANDLE_BASE:
+            return self._contents[fh][off : off + size]
+        return await self._engine.read(fh, off, off + size)
+
+    @_border
+    async def release(self, fh: int) -> None:
+        if fh >= CONTENT_HANDLE_BASE:
+            del self._contents[fh]
+        else:
+            self._engine.close(fh)
+
+    # ------------------------------------------------------------------------------------- attributes
+
+    def _is_control(self, ino: int) -> bool:
+        return ino == DIRECTORY_INO or self._control.is_file(ino)
+
+    def _entry(self, ino: int) -> Entry:
+        try:
+            return self._catalog.entry(ino)
+        except KeyError:
+            raise pyfuse3.FUSEError(errno.ESTALE) from None
+
+    def _valid_s(self, fresh_until_s: float) -> float:
+        return min(max(0.0, fresh_until_s - trio.current_time()), FOREVER_S)
+
+    def _attributes(self, entry: Entry, valid_s: float) -> pyfuse3.EntryAttributes:
+        """What stat shows. An inode is one version of an object, so only the way to it grows old: `valid_s`."""
+        config = self._config
+        attributes = pyfuse3.EntryAttributes()
+        attributes.st_ino = entry.ino
+        attributes.generation = 0
+        attributes.entry_timeout = min(valid_s, FOREVER_S)
+        attributes.attr_timeout = min(self._config.metadata_ttl_s, FOREVER_S)
+        attributes.st_nlink = 1
+        attributes.st_uid = config.uid
+        attributes.st_gid = config.gid
+        attributes.st_blksize = IO_BYTES
+        if entry.is_directory:
+            attributes.st_mode = stat.S_IFDIR | config.dir_mode
+            mtime_ns = self._mounted_ns
+        else:
+            size_bytes = entry.size_bytes
+            attributes.st_mode = stat.S_IFREG | config.file_mode
+            attributes.st_size = size_bytes
+            attributes.st_blocks = -(-size_bytes // BLOCK_BYTES)
+            mtime_ns = entry.mtime_ms * 1_000_000
+        attributes.st_atime_ns = attributes.st_mtime_ns = attributes.st_ctime_ns = mtime_ns
+        return attributes
+
+    def _control_attributes(self, ino: int) -> pyfuse3.EntryAttributes:
+        attributes = pyfuse3.EntryAttributes()
+        attributes.st_ino = ino
+        attributes.entry_timeout = attributes.attr_timeout = min(self._config.metadata_ttl_s, FOREVER_S)
+        attributes.st_mode = stat.S_IFDIR | 0o555 if ino == DIRECTORY_INO else stat.S_IFREG | 0o444
+        attributes.st_nlink = 1
+        attributes.st_uid = self._config.uid
+        attributes.st_gid = self._config.gid
+        attributes.st_atime_ns = attributes.st_mtime_ns = attributes.st_ctime_ns = self._mounted_ns
+        return attributes
+
+    def _xattrs(self, ino: int) -> dict[bytes, bytes]:
+        if self._is_control(ino):
+            return {}
+        entry = self._entry(ino)
+        values = {b"user.s3.key": entry.key}
+        if not entry.is_directory:
+            version = Version(entry.key.decode(), entry.etag, entry.size_bytes)
+            values[b"user.s3.etag"] = entry.etag.encode()
+            values[b"user.s3.storage_class"] = entry.storage_class.encode()
+            values[b"user.s3prefetchfs.cached_bytes"] = b"%d" % self._engine.cached_bytes(version)
+        return values

@@ -1,0 +1,106 @@
+"""Mounting, and what is asked of the kernel beyond serving requests.
+
+Runs in the daemon. `pyfuse3` does the mount and the INIT; here are the options it gets and the tuning around it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from pathlib import Path
+
+import pyfuse3
+
+from s3prefetchfs.config import Config
+from s3prefetchfs.errors import UserError
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 1024
+"""FUSE requests served at once. A waiting read holds one, so this bounds the readers that can wait without
+stopping `ls`; a task costs a few KiB."""
+
+READ_AHEAD_KIB = 1024
+"""The kernel's read-ahead per file. Its default of 128 KiB makes a request of each 128 KiB; 1 MiB is the largest
+request, and a sequential reader is then served by an eighth of the calls."""
+
+
+def mount(operations: pyfuse3.Operations, config: Config) -> None:
+    """Mount; requests wait in the kernel until `pyfuse3.main` runs.
+
+    Raises:
+        UserError: the kernel or fusermount3 refused.
+    """
+    options = {
+        f"fsname=s3://{config.bucket}/{config.prefix}".replace(",", "_").rstrip("/"),
+        "subtype=s3prefetchfs",
+        "ro",
+        "nosuid",
+        "nodev",
+        "default_permissions",
+    }
+    if config.allow_other:
+        options.add("allow_other")
+    try:
+        pyfuse3.init(operations, os.fspath(config.mountpoint), options)
+    except RuntimeError as error:
+        raise UserError(
+            f"cannot mount on {config.mountpoint}: {error}",
+            "the lines above by fusermount3 or mount name the reason; root or fusermount3, and /dev/fuse, are needed",
+        ) from None
+    _guard_session_loop()
+
+
+def raise_read_ahead(mountpoint: Path) -> int | None:
+    """Raise the kernel's read-ahead for the mount to READ_AHEAD_KIB; needs root.
+
+    Returns:
+        The read-ahead now in force in KiB, or None if it is not known.
+    """
+    device = os.stat(mountpoint).st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    try:
+        setting.write_text(f"{READ_AHEAD_KIB}\n")
+    except OSError as error:
+        log.info("kernel read-ahead left as it is: %s", error)
+    try:
+        return int(setting.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def forget_name(parent_ino: int, name: bytes) -> None:
+    """Make the kernel look the name up again. pyfuse3 sends this from a thread: a handler that did would deadlock."""
+    pyfuse3.invalidate_entry_async(parent_ino, name, ignore_enoent=True)
+
+
+def _guard_session_loop() -> None:
+    """Keep a killed reader from ending the session.
+
+    A request that is taken back between the moment /dev/fuse becomes readable and the moment it is read makes the
+    read fail with EAGAIN, which pyfuse3 raises out of `main`. Other tasks may run in between, so the readiness is
+    asked for once more right before the read, with nothing in between.
+    """
+    original = pyfuse3._wait_fuse_readable  # type: ignore[attr-defined]
+    poll = select.poll()
+    poll.register(_session_fd(), select.POLLIN)
+
+    async def wait_fuse_readable() -> bool:
+        while await original():
+            if poll.poll(0):
+                return True
+        return False
+
+    pyfuse3._wait_fuse_readable = wait_fuse_readable  # type: ignore[attr-defined]
+
+
+def _session_fd() -> int:
+    """The descriptor of /dev/fuse that pyfuse3 reads; it does not tell, so it is looked up."""
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}") == "/dev/fuse":
+                return int(entry)
+        except OSError:
+            continue
+    raise UserError("no open /dev/fuse after mounting", "this is a bug: report it")
