@@ -18,10 +18,10 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: demo test check bench venv lock clean device
 
-demo: venv device
+demo: device venv
 	@exec $(BIN)/s3prefetchfs demo $(ARGS)
 
-test: venv device $(VENV)/.test-packages
+test: device venv $(VENV)/.test-packages
 	@exec $(BIN)/python -m pytest $(ARGS)
 
 check: venv
@@ -29,7 +29,7 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv device
+bench: device venv
 	@exec $(BIN)/python -m bench $(ARGS)
 
 venv: $(VENV)/.python-packages
@@ -96,13 +96,13 @@ $(VENV)/.system-packages: Makefile
 	mkdir -p $(VENV)
 	touch $@
 
-$(VENV)/.test-packages: Makefile
+$(VENV)/.test-packages: | $(VENV)/.system-packages
 	@$(FUNCTIONS)
 	command -v systemd-analyze >/dev/null || apt_install systemd
 	touch $@
 
 # pyfuse3 comes as source: what builds it is locked and installed first.
-$(VENV)/.python-packages: requirements.lock requirements-build.lock pyproject.toml $(VENV)/.system-packages
+$(VENV)/.python-packages: requirements.lock requirements-build.lock pyproject.toml | $(VENV)/.system-packages
 	@$(FUNCTIONS)
 	[ -x $(BIN)/python ] || "$$(fit_python)" -m venv $(VENV)
 	echo "make: installing Python packages into $(VENV) (minutes the first time)"

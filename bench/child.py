@@ -41,7 +41,7 @@ class Child:
         self._module = module
         command = [sys.executable, "-m", module, *arguments]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         self.pid = self._process.pid
         try:

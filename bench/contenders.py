@@ -238,7 +238,7 @@ class Mount(Contender):
             began_s = time.perf_counter()
             daemon = subprocess.Popen(
                 self.command(site, mountpoint, cache, cache_bytes),
-                env=site.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=site.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
             )  # fmt: skip
             try:
                 while not os.path.ismount(mountpoint):

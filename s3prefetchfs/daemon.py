@@ -70,7 +70,7 @@ def run(config: Config, on_ready: Callable[[], None]) -> int:
     # The namespace holds millions of objects that no cycle leads to: look for garbage rarely.
     gc.set_threshold(100_000, 20, 50)
     try:
-        return trio.run(_serve, config, on_ready, strict_exception_groups=False)
+        return trio.run(_serve, config, on_ready)
     except* UserError as group:
         error = group.exceptions[0]
         while isinstance(error, BaseExceptionGroup):

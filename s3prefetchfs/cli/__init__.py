@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from s3prefetchfs import __version__
-from s3prefetchfs.cli import mount, status, umount
+from s3prefetchfs.cli import demo, mount, status, umount
 from s3prefetchfs.errors import UserError
 
 
@@ -51,6 +51,7 @@ def main() -> None:
     s3prefetchfs mount my-bucket/train /mnt/train     mount, and leave a daemon behind
     s3prefetchfs status /mnt/train                    how it is doing
     s3prefetchfs umount /mnt/train                    unmount, and wait for the daemon to end
+    s3prefetchfs demo                                 try it all on this machine
 
     `s3prefetchfs VERB --help` is the manual of each verb.
     """
@@ -59,3 +60,4 @@ def main() -> None:
 main.add_command(mount.mount)
 main.add_command(umount.umount)
 main.add_command(status.status)
+main.add_command(demo.demo)

@@ -76,8 +76,10 @@ def _border(
 
 @dataclass(slots=True, eq=False)
 class _DirectoryHandle:
+    """`directory` is None for the control directory, which is always the same."""
+
     ino: int
-    directory: OpenDirectory
+    directory: OpenDirectory | None
     read_before: bool = False
 
 
@@ -137,9 +139,7 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        if self._is_control(inode):
-            return self._control_attributes(inode)
-        return self._attributes(self._entry(inode), 0.0)
+        return self._stat(inode)
 
     @_border
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
@@ -167,28 +167,30 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        directory = None if inode == DIRECTORY_INO else await self._catalog.open_directory(inode)
         handle_id = next(self._handles)
-        if inode != DIRECTORY_INO:
-            self._directories[handle_id] = _DirectoryHandle(inode, await self._catalog.open_directory(inode))
+        self._directories[handle_id] = _DirectoryHandle(inode, directory)
         return handle_id
 
     @_border
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        handle = self._directories.get(fh)
-        if handle is None:  # the control directory: its files are reached by name
-            return
-        if start_id == 0 and handle.read_before:
+        handle = self._directories[fh]
+        if handle.directory is not None and start_id == 0 and handle.read_before:
             handle.directory = await self._catalog.open_directory(handle.ino)  # rewinddir: as if opened again
         handle.read_before = True
         # Positions 1 and 2 are behind the two names that every directory has.
         for position, name in enumerate((b".", b".."), start=1):
-            if start_id < position:
-                attributes = self._attributes(self._entry(handle.ino), 0.0)
-                if not pyfuse3.readdir_reply(token, name, attributes, position):
-                    return
+            if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(handle.ino), position):
+                return
         first = max(start_id - 2, 0)
+        if handle.directory is None:
+            for position, (name, ino) in enumerate(self._control.inodes.items(), start=3):
+                if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(ino), position):
+                    return
+            return
+        entries = await self._catalog.entries(handle.directory, first)
         now = trio.current_time()
-        for position, entry, fresh_until_s in await self._catalog.entries(handle.directory, first):
+        for position, entry, fresh_until_s in entries:
             attributes = self._attributes(entry, max(0.0, fresh_until_s - now))
             if not pyfuse3.readdir_reply(token, entry.name, attributes, position + 2):
                 return
@@ -196,7 +198,7 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def releasedir(self, fh: int) -> None:
-        self._directories.pop(fh, None)
+        del self._directories[fh]
 
     # ------------------------------------------------------------------------------------- files
 
@@ -241,6 +243,9 @@ class Adapter(pyfuse3.Operations):
     def _valid_s(self, fresh_until_s: float) -> float:
         return min(max(0.0, fresh_until_s - trio.current_time()), FOREVER_S)
 
+    def _stat(self, ino: int) -> pyfuse3.EntryAttributes:
+        return self._control_attributes(ino) if self._is_control(ino) else self._attributes(self._entry(ino), 0.0)
+
     def _attributes(self, entry: Entry, valid_s: float) -> pyfuse3.EntryAttributes:
         """What stat shows. An inode is one version of an object, so only the way to it grows old: `valid_s`."""
         config = self._config
@@ -248,7 +253,7 @@ class Adapter(pyfuse3.Operations):
         attributes.st_ino = entry.ino
         attributes.generation = 0
         attributes.entry_timeout = min(valid_s, FOREVER_S)
-        attributes.attr_timeout = min(self._config.metadata_ttl_s, FOREVER_S)
+        attributes.attr_timeout = min(config.metadata_ttl_s, FOREVER_S)
         attributes.st_nlink = 1
         attributes.st_uid = config.uid
         attributes.st_gid = config.gid

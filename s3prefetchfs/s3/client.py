@@ -37,6 +37,8 @@ SKIP_MAX_BYTES = 64 * 1024 * 1024
 """A server that ignores Range sends the object from its start. Up to this much is read for nothing, about a second
 on a fast link; beyond, such a server is of no use."""
 
+_SCRATCH_BYTES = 256 * 1024
+
 RENEW_INTERVAL_S = 5.0
 """Credentials that stay refused are read anew this often, not with every request."""
 
@@ -89,11 +91,10 @@ class Body:
         # Private names, but the same in all of urllib3's life; botocore reaches through them to set timeouts.
         self._raw = response["Body"]._raw_stream
         self._http: http.client.HTTPResponse = self._raw._fp
-        buffered = self._http.fp
-        # Chunked transfer, which S3 does not use but proxies do, needs http.client's decoder. What it has read when
-        # the connection breaks is lost, so it is right, but resumes earlier.
-        decode = self._http.chunked or buffered is None
-        self._receive: Callable[[memoryview], int] = self._http.readinto if decode else buffered.readinto1
+        # Chunked transfer, which S3 does not use but proxies do, needs http.client's decoder. What that has read when
+        # the connection breaks is lost, so it is right, too, but resumes earlier.
+        self._buffered = None if self._http.chunked else self._http.fp
+        self._ahead_bytes: int | None = None  # in `_buffered`, read together with the headers
         self._unread_bytes = self._http.length
         self._skip_bytes = skip_bytes
         self._wanted_bytes = size_bytes
@@ -105,8 +106,10 @@ class Body:
         Raises:
             RequestError: the body broke (BODY, CONNECTION) or stalled (TIMEOUT).
         """
-        while self._skip_bytes:
-            self._skip_bytes -= self._read(target[: self._skip_bytes])
+        if self._skip_bytes:
+            scratch = memoryview(bytearray(min(self._skip_bytes, _SCRATCH_BYTES)))
+            while self._skip_bytes:
+                self._skip_bytes -= self._read(scratch[: self._skip_bytes])
         count = self._read(target[: self._wanted_bytes])
         self._wanted_bytes -= count
         return count
@@ -121,6 +124,19 @@ class Body:
         if self._unread_bytes is not None:
             self._unread_bytes -= count
         return count
+
+    def _receive(self, target: memoryview) -> int:
+        if self._buffered is None:
+            return int(self._http.readinto(target))
+        if self._unread_bytes is not None:  # what comes after belongs to the next answer
+            target = target[: self._unread_bytes]
+        if self._ahead_bytes is None:
+            self._ahead_bytes = len(self._buffered.peek())
+        if self._ahead_bytes:
+            # Not beyond: it would be copied first, and be lost if the `recv` for the rest failed.
+            target = target[: self._ahead_bytes]
+            self._ahead_bytes -= len(target)
+        return int(self._buffered.readinto1(target))
 
     def close(self) -> None:
         """Give the connection back if the body was read to its end, else close it."""

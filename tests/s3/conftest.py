@@ -15,7 +15,8 @@ from awscrt.checksums import crc32c
 
 from s3prefetchfs import wire
 from s3prefetchfs.core.extent import CHUNK_BYTES
-from s3prefetchfs.s3.client import Client, ClientSettings
+from s3prefetchfs.errors import RequestError
+from s3prefetchfs.s3.client import Body, Client, ClientSettings
 from tests.s3stub import S3Stub, ramp
 
 STALL_TIMEOUT_S = 0.5
@@ -40,41 +41,65 @@ def s3(_stub: S3Stub) -> Iterator[S3Stub]:
     _stub.reset_knobs()
 
 
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _set_environment(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """Nothing of the host's configuration; keys that the stand-in accepts."""
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "first")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.delenv(name, raising=False)
+    patch.setenv("AWS_CONFIG_FILE", str(directory / "no-config"))
+    patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(directory / "no-credentials"))
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    patch.setenv("AWS_ACCESS_KEY_ID", "first")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+@pytest.fixture(scope="session")
+def _settings(_stub: S3Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientSettings]:
+    with pytest.MonkeyPatch.context() as patch:
+        _set_environment(patch, tmp_path_factory.mktemp("home"))
+        yield ClientSettings(
+            bucket=_stub.bucket,
+            endpoint_url=_stub.endpoint_url,
+            region="us-east-1",
+            connections=4 + 2,
+            connect_timeout_s=2.0,
+            stall_timeout_s=STALL_TIMEOUT_S,
+        )
 
 
 @pytest.fixture
-def settings(s3: S3Stub) -> ClientSettings:
-    """For the stand-in, with patience for tests."""
-    return ClientSettings(
-        bucket=s3.bucket,
-        endpoint_url=s3.endpoint_url,
-        region="us-east-1",
-        connections=4 + 2,
-        connect_timeout_s=2.0,
-        stall_timeout_s=STALL_TIMEOUT_S,
-    )
+def settings(_settings: ClientSettings, s3: S3Stub) -> ClientSettings:
+    """For the stand-in, with little patience; the environment has credentials and nothing else."""
+    return _settings
 
 
 @pytest.fixture
 def make_client(settings: ClientSettings) -> Callable[..., Client]:
-    """Builds a client for the stand-in; arguments are settings to change."""
+    """Builds a client for the stand-in; arguments are settings to change. Slow: botocore reads megabytes of JSON."""
     return lambda **changes: Client(replace(settings, **changes))
 
 
+@pytest.fixture(scope="session")
+def _client(_settings: ClientSettings) -> Client:
+    return Client(_settings)
+
+
 @pytest.fixture
-def client(make_client: Callable[..., Client]) -> Client:
-    """A fresh client for the stand-in."""
-    return make_client()
+def client(_client: Client, s3: S3Stub) -> Client:
+    """The client that tests share which do not care about its past."""
+    return _client
+
+
+def read_until_it_breaks(body: Body) -> tuple[bytes, RequestError]:
+    """All bytes that a body of less than 2 MiB gives, and how it ends; closes it."""
+    buffer = memoryview(bytearray(2 << 20))
+    at = 0
+    try:
+        while True:
+            at += body.readinto(buffer[at:])
+    except RequestError as error:
+        return bytes(buffer[:at]), error
+    finally:
+        body.close()
 
 
 class WorkerUnderTest:
@@ -121,29 +146,17 @@ class WorkerUnderTest:
 
 
 @pytest.fixture(scope="session")
-def _session_worker(_stub: S3Stub) -> Iterator[WorkerUnderTest]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "first")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        worker = WorkerUnderTest(
-            ClientSettings(
-                bucket=_stub.bucket,
-                endpoint_url=_stub.endpoint_url,
-                region="us-east-1",
-                connections=4 + 2,
-                connect_timeout_s=2.0,
-                stall_timeout_s=STALL_TIMEOUT_S,
-            )
-        )
-        assert isinstance(worker.receive(), wire.Ready)
+def _worker(_settings: ClientSettings) -> Iterator[WorkerUnderTest]:
+    worker = WorkerUnderTest(_settings)
+    assert isinstance(worker.receive(), wire.Ready)
     yield worker
     assert worker.close() == 0
 
 
 @pytest.fixture
-def worker(_session_worker: WorkerUnderTest, s3: S3Stub) -> WorkerUnderTest:
+def worker(_worker: WorkerUnderTest, s3: S3Stub) -> WorkerUnderTest:
     """A worker with four threads for Gets, ready and idle; one process for all tests."""
-    return _session_worker
+    return _worker
 
 
 class CacheFile:
