@@ -124,9 +124,8 @@ async def _session(config: Config, status: Status, on_ready: Callable[[], None])
         nursery.start_soon(_tell_systemd, status)
 
         async def announce() -> None:
-            # Not ready before the kernel got an answer from us.
-            await trio.to_thread.run_sync(os.stat, config.mountpoint, abandon_on_cancel=True)
-            kernel.raise_read_ahead(config.mountpoint)
+            # Not ready before the kernel got an answer from us: this asks for the root, so never in this thread.
+            await trio.to_thread.run_sync(kernel.raise_read_ahead, config.mountpoint, abandon_on_cancel=True)
             log.info("mounted s3://%s/%s on %s", config.bucket, config.prefix, config.mountpoint)
             notify.notify("READY=1", f"STATUS=serving s3://{config.bucket}/{config.prefix}")
             on_ready()

@@ -144,6 +144,10 @@ class StandInBucket(Bucket):
         records = [record for record in self.server.stub.log(verb) if record.bucket == self.name]
         return [record for record in records if key is None or record.key == key]
 
+    def directory_lists(self, prefix: str | None = None) -> list[Record]:
+        """Of the log, the pages of directory listings; the probes of a lookup are Lists without a delimiter."""
+        return [record for record in self.log("LIST", prefix) if record.delimiter]
+
     def clear_log(self) -> None:
         """Forget the log, of all buckets."""
         self.server.stub.clear_log()

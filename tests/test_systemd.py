@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 from s3prefetchfs.cli import main
@@ -38,9 +39,9 @@ def test_its_commands_exist() -> None:
     lines = re.findall(r"^Exec\w+=s3prefetchfs (\w+) (.*)$", UNIT, flags=re.MULTILINE)
     assert {verb for verb, _ in lines} == {"mount", "umount"}
     for verb, arguments in lines:
-        command = main.commands[verb]
-        words = arguments.replace("%i", "train").split()
-        context = command.make_context(verb, words)
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None
+        context = command.make_context(verb, arguments.replace("%i", "train").split())
         assert context.params["config"] == "/etc/s3prefetchfs/train.toml"
 
 

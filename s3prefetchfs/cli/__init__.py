@@ -1,27 +1,39 @@
-"""What a person types: `s3prefetchfs VERB ...`, one file per verb.
+"""What a person types: `s3prefetchfs VERB ...`, one module per verb, loaded when it is used.
 
-Nothing here imports trio, boto3, pyfuse3 or the daemon before a mount is really started, so help, errors and
-completion come at once, and the process that forks into the background has no thread yet. A UserError of any depth
-ends here, as text on stderr and an exit code.
+No verb imports trio, boto3, pyfuse3 or the daemon before a mount is really started, so help and errors come at
+once, and the process that forks into the background has no thread yet. A UserError of any depth ends here, as text
+on stderr and an exit code.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import click
 
 from s3prefetchfs import __version__
-from s3prefetchfs.cli import demo, mount, status, umount
 from s3prefetchfs.errors import UserError
+
+VERBS = ("mount", "umount", "status", "demo")
+"""In the order of the help. Each is a module of this package that holds a command of the same name."""
 
 
 class _Verbs(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+        return command
+
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # mount(8) runs `s3prefetchfs BUCKET MOUNTPOINT -o OPTIONS` for the type fuse.s3prefetchfs in fstab.
-        if len(arguments) == 4 and arguments[2] == "-o" and arguments[0] not in self.commands:
+        if len(arguments) == 4 and arguments[2] == "-o" and arguments[0] not in VERBS:
             arguments = ["mount", *arguments]
         return super().resolve_command(context, arguments)
 
@@ -29,11 +41,11 @@ class _Verbs(click.Group):
         try:
             return super().invoke(context)
         except UserError as error:
-            print_error(error)
+            _print_error(error)
             context.exit(error.exit_code)
 
 
-def print_error(error: UserError) -> None:
+def _print_error(error: UserError) -> None:
     """The message on one line of stderr, the hint on the next."""
     click.echo(f"s3prefetchfs: {error.message}", err=True)
     if error.hint:
@@ -55,9 +67,3 @@ def main() -> None:
 
     `s3prefetchfs VERB --help` is the manual of each verb.
     """
-
-
-main.add_command(mount.mount)
-main.add_command(umount.umount)
-main.add_command(status.status)
-main.add_command(demo.demo)

@@ -24,7 +24,7 @@ from s3prefetchfs import wire
 from s3prefetchfs.errors import FailureKind, RequestError, UserError
 from s3prefetchfs.log import fields
 from s3prefetchfs.s3.client import METADATA_THREADS, ClientSettings
-from s3prefetchfs.s3.process import STOP_TIMEOUT_S, Question, WorkerProcess
+from s3prefetchfs.s3.process import Question, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Pool:
         finally:
             if worker in self._workers:
                 self._workers.remove(worker)
-            await worker.end(0.0 if why else STOP_TIMEOUT_S)
+            await worker.end()
             for request_id, question in worker.questions.items():
                 question.resolve(_lost(request_id, 0, why or "the pool is closed"))
         # Only now, and not if the pool itself is cancelled: then nobody listens any more.

@@ -34,6 +34,8 @@ STOP_TIMEOUT_S = 2.0
 
 _RECEIVE_BYTES = 256 * 1024
 
+WORKER_MODULE = "s3prefetchfs.s3.worker"
+
 _PACKAGE_PARENT = Path(s3prefetchfs.__file__).parents[1]
 """Where `python -m` finds the same code that runs here, installed or not."""
 
@@ -94,7 +96,7 @@ class WorkerProcess:
         with theirs:
             try:
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "s3prefetchfs.s3.worker", str(theirs.fileno())],
+                    [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,  # stderr is shared: a worker logs as we do
@@ -142,11 +144,11 @@ class WorkerProcess:
                     self._lose(f"not ready after {START_TIMEOUT_S:.0f} s")
         return self._why
 
-    async def end(self, grace_s: float) -> None:
+    async def end(self) -> None:
         """Close the socket, wait for the process to end, kill it if it does not, and reap it."""
         with trio.CancelScope(shield=True):
             await self._stream.aclose()
-            with trio.move_on_after(grace_s):
+            with trio.move_on_after(STOP_TIMEOUT_S):
                 await self._process.wait()
             self._process.kill()
             with trio.move_on_after(STOP_TIMEOUT_S):  # a process in the middle of disk I/O may not die at once

@@ -268,12 +268,13 @@ class Worker:
         requests = 0
         while sink.at < request.stop:
             began_at = sink.at
-            requests += 1
             try:
+                _stop_if_abandoned(job)
+                requests += 1
                 self._stream(job, sink)
             except Exception as error:
                 broken = isinstance(error, RequestError) and error.kind in _BROKEN_BODY
-                if broken and not job.abandoned and sink.at > began_at and requests < HTTP_REQUESTS_MAX:
+                if broken and sink.at > began_at and requests < HTTP_REQUESTS_MAX:
                     continue
                 return _failed(request.request_id, _last_flush(sink, error), sink.reported, requests)
         return wire.Got(request.request_id, sink.data(), requests)
@@ -287,11 +288,15 @@ class Worker:
         ) as body:
             sink.took(body.readinto(sink.room()), time.monotonic() - asked_s)
             while sink.at < request.stop:
-                if job.abandoned:
-                    raise RequestError(FailureKind.CONNECTION, "abandoned")
+                _stop_if_abandoned(job)
                 sink.took(body.readinto(sink.room()))
                 if time.monotonic() - max(asked_s, sink.reported_s) > SLOWEST_CHUNK_S:
                     raise RequestError(FailureKind.TIMEOUT, f"GET {request.key!r}: no chunk in {SLOWEST_CHUNK_S:.0f} s")
+
+
+def _stop_if_abandoned(job: _Job) -> None:
+    if job.abandoned:
+        raise RequestError(FailureKind.CONNECTION, "abandoned")
 
 
 def _last_flush(sink: _File | _Memory, error: Exception) -> Exception:

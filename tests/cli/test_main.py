@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -54,7 +55,9 @@ def test_the_examples_of_the_manual_work(tmp_path: Path) -> None:
     examples = [line.split() for line in text.splitlines() if line.strip().startswith("s3prefetchfs mount ")]
     assert len(examples) == 3
     for _, verb, *arguments in examples:
-        main.commands[verb].make_context(verb, arguments)
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None
+        command.make_context(verb, arguments)
 
 
 def test_wrong_command_lines_exit_with_2() -> None:

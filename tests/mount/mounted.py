@@ -1,7 +1,7 @@
 """One real mount under test: the command, its mountpoint, its log, and the checks at its end.
 
-`Mounted` runs `s3prefetchfs mount --foreground` as a user would, waits for its READY on a notify socket as systemd
-would, and ends it with SIGTERM as both would. At the end it demands that nothing went wrong that a test did not ask
+`Mounted` runs `s3prefetchfs mount --foreground` as a user would, waits until its log says that it is mounted, and ends
+it with SIGTERM. At the end it demands that nothing went wrong that a test did not ask
 for: exit code 0, no handler error, no traceback and no ERROR in the log.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -84,29 +82,28 @@ class Mounted:
         self.closed = False
         where = ["--endpoint-url", bucket.server.endpoint_url, "--cache-dir", os.fspath(self.cache_dir)]
         command = [*COMMAND, "mount", source or bucket.name, os.fspath(self.path), "--foreground", *where]
-        with notify_socket() as (address, ready), self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--cache-size", "1GiB", *options],
-                env=bucket.server.environment() | {"NOTIFY_SOCKET": address} | (environment or {}),
+                env=bucket.server.environment() | (environment or {}),
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-            try:
-                self._wait_until_ready(ready)
-            except BaseException:
-                self.destroy()
-                raise
-
-    def _wait_until_ready(self, ready: socket.socket) -> None:
-        pidfd = os.pidfd_open(self.process.pid)
         try:
-            found, _, _ = select.select([ready, pidfd], [], [], READY_TIMEOUT_S)
-        finally:
-            os.close(pidfd)
-        assert ready in found, f"no mount: exit code {self.process.poll()}, and the log says\n{self.log()}"
-        assert ready.recv(4096).startswith(b"READY=1\n")
+            self._wait_until_ready()
+        except BaseException:
+            self.destroy()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while " mounted s3://" not in self.log():
+            code = self.process.poll()
+            assert code is None, f"no mount, exit code {code}, and the log says\n{self.log()}"
+            assert time.monotonic() < deadline_s, f"no mount in {READY_TIMEOUT_S:g} s; the log says\n{self.log()}"
+            time.sleep(0.01)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -165,16 +162,6 @@ class Mounted:
         self.process.wait(END_TIMEOUT_S)
         with contextlib.suppress(OSError):
             mounts.unmount(self.path, lazy=True)
-
-
-@contextlib.contextmanager
-def notify_socket() -> Any:
-    """A supervisor's end of the notify protocol: its address for NOTIFY_SOCKET, and the socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind("")  # the kernel chooses an abstract name
-        address = receiver.getsockname()
-        assert isinstance(address, bytes)
-        yield "@" + address[1:].decode(), receiver
 
 
 def run(bucket: Bucket, *arguments: str | os.PathLike[str], **changes: str) -> subprocess.CompletedProcess[str]:

@@ -113,9 +113,12 @@ class WorkerUnderTest:
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._decoder = wire.Decoder()
         self._messages: list[Any] = []
+        self.unanswered: set[int] = set()
         self.send(settings)
 
     def send(self, message: Any) -> None:
+        if isinstance(message, wire.Get | wire.List | wire.Head):
+            self.unanswered.add(message.request_id)
         self.socket.sendall(wire.encode(message))
 
     def receive(self) -> Any:
@@ -125,7 +128,10 @@ class WorkerUnderTest:
             if not data:
                 raise EOFError
             self._messages += self._decoder.feed(data)
-        return self._messages.pop(0)
+        message = self._messages.pop(0)
+        if isinstance(message, wire.Got | wire.Listed | wire.Headed | wire.Failed):
+            self.unanswered.discard(message.request_id)
+        return message
 
     def get(self, request: wire.Get) -> list[Any]:
         """Send a Get and return all that comes until its answer."""
@@ -146,17 +152,25 @@ class WorkerUnderTest:
 
 
 @pytest.fixture(scope="session")
-def _worker(_settings: ClientSettings) -> Iterator[WorkerUnderTest]:
-    worker = WorkerUnderTest(_settings)
-    assert isinstance(worker.receive(), wire.Ready)
-    yield worker
-    assert worker.close() == 0
+def _workers(_settings: ClientSettings) -> Iterator[list[WorkerUnderTest]]:
+    """The one worker that all tests share, or none."""
+    workers: list[WorkerUnderTest] = []
+    yield workers
+    for worker in workers:
+        assert worker.close() == 0
 
 
 @pytest.fixture
-def worker(_worker: WorkerUnderTest, s3: S3Stub) -> WorkerUnderTest:
-    """A worker with four threads for Gets, ready and idle; one process for all tests."""
-    return _worker
+def worker(_workers: list[WorkerUnderTest], settings: ClientSettings) -> Iterator[WorkerUnderTest]:
+    """A worker with four threads for Gets, ready and idle."""
+    if not _workers:
+        _workers.append(WorkerUnderTest(settings))
+        assert isinstance(_workers[0].receive(), wire.Ready)
+    worker = _workers[0]
+    yield worker
+    if worker.unanswered:  # the test failed: the next one is not to suffer
+        _workers.clear()
+        worker.close()
 
 
 class CacheFile:
