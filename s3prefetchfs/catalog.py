@@ -204,9 +204,12 @@ class Catalog:
         except UnicodeDecodeError:
             key = ""
         if key and len(key_bytes) <= KEY_MAX_BYTES:  # else S3 cannot have it
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(probe_object, key)
-                nursery.start_soon(probe_below, key)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(probe_object, key)
+                    nursery.start_soon(probe_below, key)
+            except* RequestError as group:  # of one of them, or of both
+                raise group.exceptions[0] from None
         return self._namespace.learn(parent_ino, name, found[0], below[0], asked_s)
 
     async def _head(self, key: str) -> ListedObject | None:

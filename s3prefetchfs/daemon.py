@@ -15,6 +15,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyfuse3
@@ -92,7 +93,9 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
         namespace = Namespace(config.prefix.encode(), config.metadata_ttl_s)
         catalog = Catalog(namespace, pool, config.retry_timeout_s, metrics, kernel.forget_name)
         await _check_bucket(config, catalog)
-        store = await trio.to_thread.run_sync(Store, config.cache_dir / config.identity)
+        # Not every endpoint is in the configuration: a profile may name one. Two must not share a cache.
+        directory = config.cache_dir / replace(config, endpoint_url=pool.endpoint_url).identity
+        store = await trio.to_thread.run_sync(Store, directory)
         with _closing(store):
             scheduler = Scheduler(
                 capacity_bytes=_capacity_bytes(config, store),

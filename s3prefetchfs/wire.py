@@ -80,9 +80,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The first message of a worker: its client is built."""
+    """The first message of a worker: its client is built, and this is where it sends requests."""
 
     pid: int
+    endpoint_url: str
 
 
 @dataclass(frozen=True, slots=True)

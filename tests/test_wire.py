@@ -24,7 +24,7 @@ MESSAGES: list[Any] = [
     wire.Head(-3, KEY),
     wire.Abandon(7),
     wire.Ping(8),
-    wire.Ready(4711),
+    wire.Ready(4711, "http://[::1]:9000"),
     wire.Pong(8),
     wire.Landed(1, 0, 256 << 10, (0, 0xFFFFFFFF), 0.025),
     wire.Landed(1, 0, 100, (1,), None),

@@ -9,6 +9,8 @@ together does not return together. Chance comes in as an argument: the core has 
 
 from __future__ import annotations
 
+import math
+
 BACKOFF_BASE_S = 0.1
 BACKOFF_CAP_S = 5.0
 """A 30 s storm is then probed at least every 5 s, and is over for us at most 5 s after it is over."""
@@ -73,6 +75,11 @@ class Pacing:
         self._refill(now)
         return 0.0 if self._tokens_bytes > 0 else -self._tokens_bytes / self._rate + 0.001
 
+    @property
+    def burst_bytes(self) -> float:
+        """A request for more than this would hold up others for longer than the cap's stretch."""
+        return math.inf if self._rate is None else self._rate * BURST_S
+
     def spend(self, count_bytes: int, now: float) -> None:
         """Bytes were asked for. The balance may go below zero: a request is not split for the cap."""
         if self._rate is not None:
@@ -81,7 +88,6 @@ class Pacing:
 
     def _refill(self, now: float) -> None:
         assert self._rate is not None
-        burst_bytes = self._rate * BURST_S
         elapsed_s = now - self._refilled_at
-        self._tokens_bytes = min(burst_bytes, self._tokens_bytes + self._rate * min(elapsed_s, 3600.0))
+        self._tokens_bytes = min(self.burst_bytes, self._tokens_bytes + self._rate * min(elapsed_s, 3600.0))
         self._refilled_at = now

@@ -30,13 +30,16 @@ from s3prefetchfs.core.readahead import REORDER_BYTES, ReadAhead
 from s3prefetchfs.core.residency import ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, CachedObject, Residency
 from s3prefetchfs.errors import FailureKind
 
-GET_MIN_CHUNKS = 1024 * 1024 // CHUNK_BYTES
+GET_MIN_CHUNKS = 2 * 1024 * 1024 // CHUNK_BYTES
 GET_MAX_CHUNKS = 8 * 1024 * 1024 // CHUNK_BYTES
-"""A prefetch GET is 1 to 8 MiB: below, the cost of a request shows; above, one slow connection holds up more of
-the stream. S3's own advice is 8-16 MiB."""
+GET_SHARE = 8
+"""A GET is 2 to 8 MiB: below, the cost of a request shows; above, one slow connection holds up more of the stream.
+S3's own advice is 8-16 MiB. In between it is an eighth of the window and of what lies ahead already: longer further
+out, so that GETs which start together do not end together and leave the pipe empty."""
 
-WINDOW_MAX_BYTES = 64 * 1024 * 1024
-"""Read-ahead per handle: eight of the largest GETs, what a 2 GB/s pipe holds in 32 ms."""
+WINDOW_MAX_BYTES = 128 * 1024 * 1024
+"""Read-ahead per handle: sixteen of the largest GETs, about twice what keeps a pipe of 400 MB/s full, so that the
+end of a GET begins the next one whether the reader has moved or not."""
 
 WINDOW_SHARE = 4
 """The windows of all open files together take at most one part in four of the cache: a small one is not churned."""
@@ -463,7 +466,7 @@ class Scheduler:
             return True
         stops = [last]
         if last == read.last:
-            ahead = min(self._window_stop(read.handle), first + GET_MAX_CHUNKS)
+            ahead = min(self._window_stop(read.handle), first + self._get_chunks(read.handle, first))
             stops.insert(0, found.run_of(ABSENT, first, max(ahead, last))[1])
         room = Room.NONE
         for stop in stops if not found.bypass else ():
@@ -494,11 +497,12 @@ class Scheduler:
         handle.frontier = first
         if first == last:
             return False
-        get_chunks = min(max(handle.pattern.window_bytes // 8 // CHUNK_BYTES, GET_MIN_CHUNKS), GET_MAX_CHUNKS)
+        get_chunks = self._get_chunks(handle, first)
+        if handle.pattern.moving and first + get_chunks > last == stop < len(found.chunks):
+            position = handle.pattern.position // CHUNK_BYTES
+            if first - position >= (stop - position) / 2:
+                return False  # a small piece at the far end of the window: wait until it is worth a request
         last = min(last, first + get_chunks)
-        position = handle.pattern.position // CHUNK_BYTES
-        if last - first < get_chunks and last == stop < len(found.chunks) and first - position >= get_chunks:
-            return False  # a small piece at the far end of the window: wait until it is worth a request
         if self._evictor.room_for(found.disk_bytes(first, last), now, self._out) is not Room.NOW:
             self._crowded[handle_id] = handle
             return False
@@ -507,9 +511,18 @@ class Scheduler:
 
     def _window_stop(self, handle: _Handle) -> int:
         """The chunk up to which the handle's read-ahead reaches."""
+        return chunk_count(min(handle.pattern.position + self._window_bytes(handle), handle.found.size_bytes))
+
+    def _window_bytes(self, handle: _Handle) -> int:
         share_bytes = self._evictor.capacity_bytes // WINDOW_SHARE // max(1, len(self._handles))
-        window_bytes = min(handle.pattern.window_bytes, WINDOW_MAX_BYTES, share_bytes)
-        return chunk_count(min(handle.pattern.position + window_bytes, handle.found.size_bytes))
+        return min(handle.pattern.window_bytes, WINDOW_MAX_BYTES, share_bytes)
+
+    def _get_chunks(self, handle: _Handle, first: int) -> int:
+        """How many chunks to ask for at once in the handle's window, from the chunk `first` on."""
+        ahead_bytes = first * CHUNK_BYTES - handle.pattern.position
+        wished_chunks = (self._window_bytes(handle) + ahead_bytes) // GET_SHARE // CHUNK_BYTES
+        get_chunks = min(max(wished_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS)
+        return max(1, int(min(get_chunks, self._pacing.burst_bytes // CHUNK_BYTES)))
 
     def _fetch(self, found: CachedObject, first: int, last: int, now: float) -> None:
         self._disk.reserve(found, first, last)

@@ -191,6 +191,8 @@ class Adapter(pyfuse3.Operations):
         entries = await self._catalog.entries(handle.directory, first)
         now = trio.current_time()
         for position, entry, fresh_until_s in entries:
+            if handle.ino == pyfuse3.ROOT_INODE and entry.name == DIRECTORY_NAME:
+                continue  # keys like this are behind the control directory
             attributes = self._attributes(entry, max(0.0, fresh_until_s - now))
             if not pyfuse3.readdir_reply(token, entry.name, attributes, position + 2):
                 return

@@ -150,6 +150,9 @@ class Body:
 class Client:
     """One boto3 client and what it is asked; safe to share between threads.
 
+    Attributes:
+        endpoint_url: where it sends requests.
+
     Raises:
         RequestError: it cannot be built: no such profile, a malformed endpoint or configuration file.
     """
@@ -160,9 +163,9 @@ class Client:
         self._renewing = threading.Lock()
         self._renewed_s = float("-inf")
         self._succeeded_s = float("-inf")
-        self._endpoint = settings.endpoint_url or "S3"
+        self.endpoint_url = settings.endpoint_url or "S3"
         self._client = self._connect()
-        self._endpoint = self._client.meta.endpoint_url
+        self.endpoint_url = self._client.meta.endpoint_url
 
     def list_page(
         self, prefix: str, delimiter: str | None, token: str | None, max_keys: int
@@ -270,7 +273,7 @@ class Client:
             try:
                 answer = getattr(client, operation)(Bucket=self._settings.bucket, **parameters, **self._payer)
             except Exception as error:
-                failure = translate(error, where, self._endpoint)
+                failure = translate(error, where, self.endpoint_url)
                 if may_be_credentials(error) and not renewed and self._renew(client):
                     renewed = True
                     continue
@@ -328,10 +331,10 @@ class Client:
             self._fail(error, "S3 client")
 
     def _fail(self, error: Exception, where: str) -> NoReturn:
-        raise translate(error, where, self._endpoint) from error
+        raise translate(error, where, self.endpoint_url) from error
 
     def _nonsense(self, where: str, what: str) -> RequestError:
-        return RequestError(FailureKind.PROTOCOL, f"{where}: {what}, from {self._endpoint}")
+        return RequestError(FailureKind.PROTOCOL, f"{where}: {what}, from {self.endpoint_url}")
 
 
 def http_range(start: int, stop: int) -> str:

@@ -60,6 +60,9 @@ class Pool:
         processes: how many workers.
         connections: to S3 for object bytes, over all workers; rounded up to the same number for each.
         on_message: takes the answers to Gets. May call `get`, is never called by `get` or `abandon`.
+
+    Attributes:
+        endpoint_url: where requests go, known once `run` has started.
     """
 
     def __init__(self, settings: ClientSettings, *, processes: int, connections: int, on_message: OnMessage) -> None:
@@ -73,6 +76,7 @@ class Pool:
         self._workers: list[WorkerProcess] = []  # the ready ones
         self._gets: deque[wire.Get] = deque()  # waiting
         self._questions: deque[Question] = deque()  # waiting
+        self.endpoint_url = ""
         self._restarts = 0
         self._nursery: trio.Nursery | None = None
 
@@ -230,6 +234,7 @@ class Pool:
         def join() -> None:
             nonlocal ready_s
             ready_s = trio.current_time()
+            self.endpoint_url = worker.endpoint_url
             self._workers.append(worker)
             self._hand_out()
             if on_ready is not None:

@@ -74,6 +74,7 @@ class WorkerProcess:
 
     def __init__(self, process: trio.Process, socket_: socket.socket, on_answer: OnAnswer) -> None:
         self.pid = process.pid
+        self.endpoint_url = ""  # known when it is ready
         self.gets: dict[int, int] = {}
         self.questions: dict[int, Question] = {}
         self._process = process
@@ -217,6 +218,7 @@ class WorkerProcess:
             case wire.Pong():
                 self._pongs = message.number
             case wire.Ready():
+                self.endpoint_url = message.endpoint_url
                 self._ready.set()
             case wire.Failed():
                 raise _GarbageError(f"it cannot start: {message.detail}")

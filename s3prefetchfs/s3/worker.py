@@ -357,7 +357,7 @@ def main(fd: int) -> NoReturn:
         _send(connection, wire.encode(_failed(0, error, 0, 0)))
         _end()
     worker = Worker(connection, client, settings.connections - METADATA_THREADS)
-    _send(connection, wire.encode(wire.Ready(os.getpid())))
+    _send(connection, wire.encode(wire.Ready(os.getpid(), client.endpoint_url)))
     worker.run()
 
 

@@ -45,7 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.last_failure: FailureKind | None = None
 
     @initialize(
-        capacity_chunks=st.sampled_from([1, 3, 12, 24, 40]),
+        capacity_chunks=st.sampled_from([1, 3, 12, 24, 40, 256]),
         connections=st.integers(1, 6),
         throughput=st.sampled_from([None, None, None, MIB, 64 * MIB]),
         last_failure=st.sampled_from([None, None, *FailureKind]),

@@ -36,6 +36,12 @@ PATIENCE_S = 30.0
 T = TypeVar("T")
 
 
+def forget_inodes() -> None:
+    """Have the kernel drop the names and inodes that nobody uses, if we may (root)."""
+    with contextlib.suppress(PermissionError):
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+
+
 def eventually(get: Callable[[], T], accept: Callable[[T], object] = bool, timeout_s: float = PATIENCE_S) -> T:
     """The first value of `get()` that is accepted; polls, because it comes from another process."""
     deadline_s = time.monotonic() + timeout_s

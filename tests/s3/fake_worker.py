@@ -25,7 +25,7 @@ def main() -> None:
     if how == "exits":
         sys.exit(3)
     if how != "silent":
-        connection.sendall(wire.encode(wire.Ready(os.getpid())))
+        connection.sendall(wire.encode(wire.Ready(os.getpid(), "http://nowhere")))
     decoder = wire.Decoder()
     while data := connection.recv(65536):
         for message in decoder.feed(data):
@@ -39,11 +39,13 @@ def answer(how: str, request: wire.Get) -> bytes:
     """What it says to a Get."""
     if how == "echo":
         return wire.encode(wire.Got(request.request_id, bytes(request.stop - request.start), 1))
+    landed = wire.encode(wire.Landed(request.request_id, request.start, request.start + 1, (0,), None))
+    if how == "half":
+        return landed
     if how == "garbage":
         return b"HTTP/1.1 400 Bad Request\r\n\r\n"
     if how == "nonsense":
         return wire.encode(wire.Ping(1))
-    landed = wire.encode(wire.Landed(request.request_id, request.start, request.stop, (0,), None))
     failed = wire.encode(wire.Failed(request.request_id, FailureKind.BODY, "bad", None, request.stop, 1))
     return landed + failed + landed + wire.encode(wire.Got(request.request_id, None, 1)) + failed
 

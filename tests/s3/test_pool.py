@@ -106,12 +106,6 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return make
 
 
-@pytest.fixture
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hung worker is found out in seconds."""
-    monkeypatch.setattr(process_module, "PING_INTERVAL_S", 0.5)
-
-
 # ----------------------------------------------------------------------------------------- good days
 
 
@@ -258,27 +252,28 @@ def test_a_killed_worker(s3: S3Stub, settings: ClientSettings, cache_file: MakeF
     run(main)
 
 
-@pytest.mark.usefixtures("quick_pings")
-def test_a_hung_worker(s3: S3Stub, settings: ClientSettings, cache_file: MakeFile) -> None:
+def test_a_hung_worker(
+    settings: ClientSettings, fake_worker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is alive but answers no ping: killed, and replaced like a dead one. A listing does not hang either."""
-    etag = s3.put_ramp("hung", 4 * MIB)
-    s3.configure(faults=[{"drip": 1_500_000, "first": 1}])
+    fake_worker("half")
+    monkeypatch.setattr(process_module, "PING_INTERVAL_S", 0.5)
 
     async def main() -> None:
-        async with running(settings) as this:
-            file = cache_file(4 * MIB)
-            this.pool.get(file.get(1, "hung", etag))
+        async with running(replace(settings, stall_timeout_s=60.0)) as this:
+            this.pool.get(request(1, start=7))
             await this.until(lambda: bool(this.landed(1)))
             (victim,) = this.pool.statistics().pids
             os.kill(victim, signal.SIGSTOP)
-            with pytest.raises(RequestError) as caught:
-                await this.pool.list("hung", None, None, 1)
+            fake_worker("echo")
+            with pytest.raises(RequestError, match="pings") as caught:
+                await this.pool.list("key", None, None, 1)
             assert caught.value.kind is FailureKind.WORKER_LOST
             failed = await this.answer(1)
             assert isinstance(failed, wire.Failed)
-            assert (failed.kind, failed.reached) == (FailureKind.WORKER_LOST, this.landed(1)[-1].stop)
+            assert (failed.kind, failed.reached) == (FailureKind.WORKER_LOST, 8)
             assert not exists(victim)
-            this.pool.get(file.get(2, "hung", etag))  # while there is no worker: it waits for the next one
+            this.pool.get(request(2))  # there is no worker: it waits for the next one
             assert isinstance(await this.answer(2), wire.Got)
 
     run(main)

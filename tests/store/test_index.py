@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from s3prefetchfs.store.index import SEGMENT_CHUNKS
 from s3prefetchfs.store.store import Store
 from tests.store.written import add_object, content, flip_byte, killed
 
-OBJECTS = 40
+OBJECTS = 12
 SIZE_BYTES = 5000
 
 
@@ -112,13 +113,14 @@ def test_flipped_bits_in_the_index(tmp_path: Path) -> None:
         assert "77" in {it.key for it in store.recovered()}
         check_true(store)
         store.close()
+        shutil.rmtree(directory)
 
 
 def test_index_damaged_while_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The memory is the truth: an index that breaks under a running mount is written anew from it, complete."""
     store = Store(tmp_path)
-    long_key = "k" * 1000
-    ids = [store.create(f"{seed}{long_key}", "e", 1) for seed in range(5000)]  # more than SQLite's page cache
+    long_key = "k" * 4000
+    ids = [store.create(f"{seed}{long_key}", "e", 1) for seed in range(700)]  # more than SQLite's page cache
     for object_id in ids[:-1]:
         store.landed(object_id, 0, 1, [object_id % 1000])
     store.flush()

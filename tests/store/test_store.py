@@ -85,9 +85,14 @@ def test_read_now_answers_from_memory_only(tmp_path: Path) -> None:
     assert buffer[:101] == content(1, 5, 105) + b"-"
     fd = os.open(store.path(object_id), os.O_RDONLY)
     os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    for _ in range(200):  # the disk can be faster than the look at whether it has answered
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if not store.read_now(object_id, 0, ODD_BYTES, buffer):
+            break
+        assert buffer == content(1, 0, ODD_BYTES)
+    else:
+        pytest.fail("always answered, also when nothing was in memory")
     os.close(fd)
-    assert not store.read_now(object_id, 0, ODD_BYTES, buffer)
     store.close()
 
 
@@ -425,12 +430,12 @@ def test_file_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_many_objects(tmp_path: Path) -> None:
-    """A few thousand objects are kept and come back in the order of their last use."""
+    """Two thousand objects are kept and come back in the order of their last use."""
     store = Store(tmp_path / "cache")
-    ids = [store.create(f"key-{seed}", "e", 4000) for seed in range(3000)]
-    store.used(ids[:1000])
+    ids = [store.create(f"key-{seed}", "e", 4000) for seed in range(2000)]
+    store.used(ids[:700])
     order = [it.object_id for it in store.recovered()]
-    assert order == ids[1000:] + ids[:1000]
+    assert order == ids[700:] + ids[:700]
     store.close()
     store = Store(tmp_path / "cache")
     assert [it.object_id for it in store.recovered()] == order
