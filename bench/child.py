@@ -1,11 +1,12 @@
 """Processes that get ready first and work when told to, so that nobody's start-up is in anybody's time.
 
 A child prints a line when it is ready, then answers each line of JSON (keyword arguments) with one line of JSON (a
-dict). It ends when its stdin does.
+dict); one with the key "error" says that the work failed. It ends when its stdin does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -60,19 +61,33 @@ class Child:
         """Let it work, and wait for the answer.
 
         Raises:
-            BenchError: it died, hangs, or its work failed (it printed a traceback then).
+            BenchError: the work failed; or the child died or hangs, and is ended.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(work).encode() + b"\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._line(ANSWER_S))
+        try:
+            self._process.stdin.write(json.dumps(work).encode() + b"\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._line(ANSWER_S))
+        except BrokenPipeError:
+            raise BenchError(f"{self._module} is dead") from None
+        except BenchError:
+            self._process.kill()
+            raise
+        if "error" in answer:
+            raise BenchError(f"{self._module}: {answer['error']}")
         return answer
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End it and wait for it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -95,4 +110,8 @@ def serve(work: Callable[..., dict[str, Any]]) -> None:
     os.dup2(2, 1)
     print("ready", file=answers)
     for line in sys.stdin:
-        print(json.dumps(work(**json.loads(line))), file=answers)
+        try:
+            answer = work(**json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers)

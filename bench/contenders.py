@@ -60,7 +60,7 @@ class Site:
 
 
 class Readers:
-    """The processes that read files, started when first needed and kept until `close`.
+    """The processes that read files, started when first needed, or when one has died, and kept until `close`.
 
     Args:
         site: where.
@@ -72,7 +72,7 @@ class Readers:
         self._children: dict[str, Child] = {}
 
     def __getitem__(self, module: str) -> Child:
-        if module not in self._children:
+        if module not in self._children or not self._children[module].alive:
             self._children[module] = Child(module, self._arguments[module], self._environment)
         return self._children[module]
 

@@ -21,6 +21,7 @@ from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import chunk_extent
 from s3prefetchfs.core.scheduler import Scheduler, Snapshot
 from s3prefetchfs.errors import RequestError
+from s3prefetchfs.log import log_once
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.store.store import Store
 
@@ -209,9 +210,12 @@ class Engine:
 
     def _note_failure(self, object_id: int, message: wire.Failed) -> None:
         text = f"{message.kind.text}: {message.detail}"
-        if self._failures.get(object_id) != text:
-            log.log(logging.INFO if message.kind.retryable else logging.WARNING, "fetch failed: %s", text)
-            self._failures[object_id] = text
+        if message.kind.retryable:
+            if self._failures.get(object_id) != text:
+                log.info("fetch failed: %s", text)
+        else:  # again with every open, so said once
+            log_once(log, logging.WARNING, (message.kind, self._versions[object_id]), f"cannot read: {text}")
+        self._failures[object_id] = text
 
     # ------------------------------------------------------------------------------------- events, instructions
 

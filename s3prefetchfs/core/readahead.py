@@ -2,10 +2,11 @@
 
 Every handle remembers its current *run*: the stretch of bytes it has been reading in order. The longer a run,
 the further ahead it is fetched, so a stream fills the pipe within a few MiB of its start, while a reader of
-headers costs little. Most streams begin at the start of a file, so there it grows faster, up to what a pipe carries in
-the time to a first byte: a job that opens its files one after another finds the pipe full. After a seek, the next run is expected to be as long as the last one was: someone who
-reads 1 MiB pieces at random places gets exactly 1 MiB pieces, in one request each, and someone who reads 4 KiB
-pieces gets no read-ahead at all. Only when a run outgrows that expectation does the window grow again.
+headers costs little. Most streams begin at the start of a file, so there the window grows faster, up to what a
+pipe carries in the time to a first byte: a job that opens its files one after another finds the pipe full. After
+a seek, the next run is expected to be as long as the last one was: someone who reads 1 MiB pieces at random places
+gets exactly 1 MiB pieces, in one request each, and someone who reads 4 KiB pieces gets no read-ahead at all. Only
+when a run outgrows that expectation does the window grow again.
 
 "In order" is generous: the kernel splits, merges and reorders the requests of one stream (its read-ahead runs
 beside the reader), so anything near the end of the run belongs to it.

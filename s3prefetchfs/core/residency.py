@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from s3prefetchfs.core.extent import chunk_count, chunk_extent, disk_bytes
+from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, disk_bytes
 from s3prefetchfs.errors import FailureKind
 
 ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, VERIFYING, RELEASING = range(6)
@@ -27,6 +27,7 @@ class CachedObject:
 
     Attributes:
         chunks: the state of each chunk, one byte each, so that C code searches and counts them.
+        resident_chunks: how many are RESIDENT.
         occupied_bytes: what its chunks occupy or have reserved on disk.
         bypass: the cache has no usable file for it: absent chunks are read through memory, by each reader for itself.
         handles, reads: ids of the open handles, and of the reads not finished.
@@ -38,6 +39,7 @@ class CachedObject:
     size_bytes: int
     chunks: bytearray
     bypass: bool = False
+    resident_chunks: int = 0
     occupied_bytes: int = 0
     evicting: bool = False
     handles: set[int] = field(default_factory=set)
@@ -57,7 +59,7 @@ class CachedObject:
     @property
     def complete(self) -> bool:
         """Whether every chunk is resident and trusted."""
-        return self.chunks.count(RESIDENT) == len(self.chunks)
+        return self.resident_chunks == len(self.chunks)
 
     def run_of(self, state: int, first: int, last: int) -> tuple[int, int]:
         """The first run of chunks in `state` within `[first, last)`; empty (last, last) if there is none."""
@@ -66,6 +68,13 @@ class CachedObject:
             return last, last
         rest = self.chunks[begin:last]
         return begin, last - len(rest.lstrip(bytes((state,))))
+
+    def bytes_in(self, state: int) -> int:
+        """What all chunks in `state` occupy when present."""
+        count = self.chunks.count(state)
+        if not count or self.chunks[-1] != state:
+            return count * CHUNK_BYTES
+        return (count - 1) * CHUNK_BYTES + self.disk_bytes(len(self.chunks) - 1, len(self.chunks))
 
     def disk_bytes(self, first: int, last: int) -> int:
         """What the chunks `[first, last)` occupy when present."""
@@ -88,15 +97,9 @@ class Residency:
 
     def add(self, object_id: int, size_bytes: int, resident: bytes | None, bypass: bool) -> CachedObject:
         """A new object, or one that a previous session left."""
-        chunks = bytearray(chunk_count(size_bytes))
-        if resident is not None:
-            chunks[:] = resident.translate(_FROM_INDEX)
+        chunks = bytearray(chunk_count(size_bytes)) if resident is None else bytearray(resident.translate(_FROM_INDEX))
         found = CachedObject(object_id, size_bytes, chunks, bypass)
-        first, last = 0, 0
-        while (first := chunks.find(UNVERIFIED, last)) >= 0:
-            first, last = found.run_of(UNVERIFIED, first, len(chunks))
-            found.occupied_bytes += found.disk_bytes(first, last)
-        self.used_bytes += found.occupied_bytes
+        self._occupy(found, found.bytes_in(UNVERIFIED))
         self.objects[object_id] = found
         self.settle(found)
         return found
@@ -155,7 +158,9 @@ class Residency:
         self.used_bytes -= found.occupied_bytes
 
     def _mark(self, found: CachedObject, first: int, last: int, state: int) -> None:
+        found.resident_chunks -= found.chunks.count(RESIDENT, first, last)
         found.chunks[first:last] = bytes((state,)) * (last - first)
+        found.resident_chunks += found.chunks.count(RESIDENT, first, last)
 
     def _occupy(self, found: CachedObject, change_bytes: int) -> None:
         found.occupied_bytes += change_bytes
@@ -165,16 +170,11 @@ class Residency:
         """Assert the invariants."""
         used_bytes = freeing_bytes = 0
         for found in self.objects.values():
-            sizes = [found.disk_bytes(at, at + 1) for at in range(len(found.chunks))]
-            occupied_bytes = sum(size for size, state in zip(sizes, found.chunks, strict=True) if state != ABSENT)
+            occupied_bytes = sum(found.bytes_in(state) for state in set(found.chunks) - {ABSENT})
             assert found.occupied_bytes == occupied_bytes, found
+            assert found.resident_chunks == found.chunks.count(RESIDENT), found
             used_bytes += occupied_bytes
-            if found.evicting:
-                freeing_bytes += occupied_bytes
-            else:
-                freeing_bytes += sum(
-                    size for size, state in zip(sizes, found.chunks, strict=True) if state == RELEASING
-                )
+            freeing_bytes += occupied_bytes if found.evicting else found.bytes_in(RELEASING)
             assert (found.object_id in self.idle) == (found.idle and found.occupied_bytes > 0), found
         assert self.used_bytes == used_bytes
         assert self.freeing_bytes == freeing_bytes

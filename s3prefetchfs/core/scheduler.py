@@ -18,7 +18,7 @@ deadline. Invariants are asserted by `check`, which the tests call after every e
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -219,6 +219,7 @@ class Scheduler:
             complete_objects=sum(
                 found.occupied_bytes == found.disk_bytes(0, len(found.chunks)) and IN_FLIGHT not in found.chunks
                 for found in objects
+                if found.occupied_bytes
             ),
             reads_waiting=len(self._waiting),
             fetches_in_flight=len(self._in_flight),
@@ -242,7 +243,8 @@ class Scheduler:
         handle.found.reads.add(read.read_id)
         new_run = handle.pattern.observe(event.start, event.stop)
         handle.frontier = first if new_run else max(handle.frontier, first)
-        self._ahead[event.handle_id] = handle
+        if not handle.found.complete:
+            self._ahead[event.handle_id] = handle
         self._try_wake(read)
         if read.waiting:
             self._hungry[read.read_id] = read
@@ -408,6 +410,8 @@ class Scheduler:
         """Issue what may be issued: retries that are due, then demand, then prefetch."""
         if self._backing_off:
             self._drop_unwanted()
+        elif not (self._hungry or self._ahead):
+            return
         limit = self._pacing.limit(now)
         self._retry(limit, now, awaited=True)
         for read in list(self._hungry.values()):
@@ -576,20 +580,17 @@ class Scheduler:
         self._disk.check()
         assert self._disk.used_bytes - self._disk.freeing_bytes <= self._evictor.capacity_bytes
         assert len(self._in_flight) <= self._pacing.max_connections
-        fetches = [*self._in_flight.values(), *self._backing_off]
-        covered: dict[CachedObject, bytearray] = {}
-        counts: dict[CachedObject, int] = {}
-        for fetch in fetches:
-            counts[fetch.found] = counts.get(fetch.found, 0) + 1
+        fetches = Counter[CachedObject]()
+        covered = Counter[CachedObject]()
+        for fetch in [*self._in_flight.values(), *self._backing_off]:
+            fetches[fetch.found] += 1
             if fetch.reader is None:
-                mine = covered.setdefault(fetch.found, bytearray(len(fetch.found.chunks)))
-                assert not any(mine[fetch.reached : fetch.last]), "two fetches of one chunk"
-                mine[fetch.reached : fetch.last] = b"\1" * (fetch.last - fetch.reached)
+                chunks = fetch.last - fetch.reached
+                assert fetch.found.chunks.count(IN_FLIGHT, fetch.reached, fetch.last) == chunks
+                covered[fetch.found] += chunks
         for found in self._disk.objects.values():
-            mine = covered.get(found, bytearray(len(found.chunks)))
-            in_flight = bytes(state == IN_FLIGHT for state in found.chunks)
-            assert mine == in_flight, "a chunk in flight without a fetch, or the reverse"
-            assert found.fetches == counts.get(found, 0)
+            assert found.chunks.count(IN_FLIGHT) == covered[found], "two fetches of one chunk, or one without a fetch"
+            assert found.fetches == fetches[found]
             assert found.handles <= self._handles.keys()
             assert found.reads <= self._reads.keys()
         for read in self._reads.values():

@@ -76,11 +76,10 @@ def _border(
 
 @dataclass(slots=True, eq=False)
 class _DirectoryHandle:
-    """`directory` is None for the control directory, which is always the same."""
+    """`directory` is None before the first read, and in the control directory, which is always the same."""
 
     ino: int
-    directory: OpenDirectory | None
-    read_before: bool = False
+    directory: OpenDirectory | None = None
 
 
 class Adapter(pyfuse3.Operations):
@@ -143,6 +142,8 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        if not name.startswith(b"user."):
+            raise pyfuse3.FUSEError(errno.ENOTSUP)  # so that `ls -l` stops asking for the ACL of every file
         value = self._xattrs(inode).get(name)
         if value is None:
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
@@ -167,36 +168,41 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        directory = None if inode == DIRECTORY_INO else await self._catalog.open_directory(inode)
         handle_id = next(self._handles)
-        self._directories[handle_id] = _DirectoryHandle(inode, directory)
+        self._directories[handle_id] = _DirectoryHandle(inode)
         return handle_id
 
     @_border
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         handle = self._directories[fh]
-        if handle.directory is not None and start_id == 0 and handle.read_before:
-            handle.directory = await self._catalog.open_directory(handle.ino)  # rewinddir: as if opened again
-        handle.read_before = True
         # Positions 1 and 2 are behind the two names that every directory has.
         for position, name in enumerate((b".", b".."), start=1):
             if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(handle.ino), position):
                 return
-        first = max(start_id - 2, 0)
-        if handle.directory is None:
+        if handle.ino == DIRECTORY_INO:
             for position, (name, ino) in enumerate(self._control.inodes.items(), start=3):
                 if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(ino), position):
                     return
             return
-        entries = await self._catalog.entries(handle.directory, first)
-        now = trio.current_time()
-        for position, entry, fresh_until_s in entries:
-            if handle.ino == pyfuse3.ROOT_INODE and entry.name == DIRECTORY_NAME:
-                continue  # keys like this are behind the control directory
-            attributes = self._attributes(entry, max(0.0, fresh_until_s - now))
-            if not pyfuse3.readdir_reply(token, entry.name, attributes, position + 2):
+        # Not before somebody reads: programs like df open directories for other reasons.
+        if handle.directory is None or start_id == 0:
+            handle.directory = await self._catalog.open_directory(handle.ino)
+        first = max(start_id - 2, 0)
+        replied = False
+        while not replied:  # for a reply without entries means the end
+            entries = await self._catalog.entries(handle.directory, first)
+            now = trio.current_time()
+            before = first
+            for first, entry, fresh_until_s in entries:
+                if handle.ino == pyfuse3.ROOT_INODE and entry.name == DIRECTORY_NAME:
+                    continue  # keys like this are behind the control directory
+                attributes = self._attributes(entry, max(0.0, fresh_until_s - now))
+                if not pyfuse3.readdir_reply(token, entry.name, attributes, first + 2):
+                    return
+                self._catalog.remember(entry)
+                replied = True
+            if first == before:
                 return
-            self._catalog.remember(entry)
 
     @_border
     async def releasedir(self, fh: int) -> None:

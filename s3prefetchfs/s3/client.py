@@ -1,10 +1,13 @@
-"""Speaks S3: one boto3 client, and what we ask of it.
+"""Speaks S3: one botocore client, and what we ask of it.
 
 Runs in worker processes, where threads share one `Client`; the daemon imports this module for `ClientSettings` only.
 It knows nothing of files, pipes or retry policy: a call makes one attempt and ends in an answer or a RequestError.
-Two exceptions to "one attempt", because only this side can tell: refused credentials are read anew from where boto3
-finds them and tried once more, and a 403 for a GET that comes right after successes is tried once more, since some
+Two exceptions to "one attempt", because only this side can tell: refused credentials are read anew from where they
+came from and tried once more, and a 403 for a GET that comes right after successes is tried once more, since some
 stores say "forbidden" when they mean "slow down".
+
+botocore is the part of boto3 that makes requests, with the same settings, files and credentials; what boto3 adds,
+resources and transfers, is of no use here.
 
 The bytes of a GET are read from http.client's buffered socket, below urllib3 and botocore: one `recv` straight into
 the caller's memory per call. That saves a copy and an allocation, and it is why nothing is lost when a connection
@@ -20,7 +23,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
@@ -49,7 +53,7 @@ FORBIDDEN_DOUBT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What a client is built from. The rest, credentials first of all, comes from boto3's own chain.
+    """What a client is built from. The rest, credentials first of all, comes from boto3's chain of places.
 
     Args:
         bucket: its name.
@@ -79,7 +83,7 @@ class Body:
     """The bytes of one ranged GET, in order. Close it in any case.
 
     Args:
-        response: boto3's answer to get_object, checked.
+        response: botocore's answer to get_object, checked.
         skip_bytes: at its beginning, that nobody asked for.
         size_bytes: wanted, after those.
         fail: raises what an exception means.
@@ -148,7 +152,7 @@ class Body:
 
 
 class Client:
-    """One boto3 client and what it is asked; safe to share between threads.
+    """One botocore client and what it is asked; safe to share between threads.
 
     Attributes:
         endpoint_url: where it sends requests.
@@ -250,7 +254,7 @@ class Client:
                 raise RequestError(FailureKind.CHANGED, f"{where}: ETag {got}, not {etag}")
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
         length_bytes, content_range = answer.get("ContentLength"), answer.get("ContentRange", "")
-        if status == 206:
+        if status == 206 or content_range:  # some servers (rclone) send the range, and say so, but with a 200
             found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range)
             if found is None:
                 raise self._nonsense(where, f"Content-Range is {content_range!r}")
@@ -299,8 +303,7 @@ class Client:
             return True
 
     def _connect(self) -> Any:
-        # Imported here for the daemon's sake, which imports this module and has no use for boto3's 20 MB.
-        import boto3.session
+        # Imported here for the daemon's sake, which imports this module and has no use for botocore's 20 MB.
         import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
@@ -321,14 +324,14 @@ class Client:
             **({} if settings.sign_requests else {"signature_version": UNSIGNED}),
         )
         try:
-            core = botocore.session.Session()
-            core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_parse_timestamp)
-            session = boto3.session.Session(
-                botocore_session=core, profile_name=settings.profile, region_name=settings.region
+            session = botocore.session.Session(profile=settings.profile)
+            parsers = session.get_component("response_parser_factory")
+            parsers.set_parser_defaults(timestamp_parser=_parse_timestamp)
+            return session.create_client(
+                "s3", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config
             )
-            return session.client("s3", endpoint_url=settings.endpoint_url, config=config)
         except Exception as error:
-            self._fail(error, "S3 client")
+            raise RequestError(translate(error, "", "").kind, f"cannot build an S3 client: {error}") from error
 
     def _fail(self, error: Exception, where: str) -> NoReturn:
         raise translate(error, where, self.endpoint_url) from error
@@ -360,9 +363,12 @@ def _mtime_ms(entry: dict[str, Any]) -> int:
 
 def _parse_timestamp(text: Any) -> datetime:
     """As botocore, whose own parser takes three quarters of the time of a page with a thousand keys."""
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        from botocore.utils import parse_timestamp
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            moment = parse(text)
+        except (AttributeError, TypeError, ValueError):
+            continue
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    from botocore.utils import parse_timestamp
 
-        return parse_timestamp(text)
+    return parse_timestamp(text)

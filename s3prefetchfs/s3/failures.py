@@ -1,4 +1,4 @@
-"""What the errors of boto3, HTTP and sockets mean: foreign exceptions in, `RequestError`s out.
+"""What the errors of botocore, HTTP and sockets mean: foreign exceptions in, `RequestError`s out.
 
 Runs in worker processes, called by the client. An error that the server sent is judged by its S3 code, which says
 more than the HTTP status: an expired token comes as 400 from some and as 403 from others. Answers without a body
@@ -96,6 +96,8 @@ def _translate_answer(error: boto.ClientError, where: str, endpoint: str) -> Req
     if kind is None:
         kind = FailureKind.SERVER if status >= 500 else FailureKind.PROTOCOL
     detail = f"{where}: {code} (HTTP {status}) {message}".rstrip() + f", at {endpoint}"
+    if storage_class := error.response.get("Error", {}).get("StorageClass"):  # of an archived object
+        detail += f"; its storage class is {storage_class}"
     region = headers.get("x-amz-bucket-region")
     if region and code in _REGION_CODES:
         detail += f"; the bucket is in {region}: use --region {region}"

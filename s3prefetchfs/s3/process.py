@@ -22,7 +22,7 @@ from s3prefetchfs import wire
 from s3prefetchfs.s3.client import ClientSettings
 
 START_TIMEOUT_S = 30.0
-"""From exec to Ready. One second on a quiet host, nearly all of it to import boto3; ten on a crowded one."""
+"""From exec to Ready. One second on a quiet host, nearly all of it botocore's imports; ten on a crowded one."""
 
 PING_INTERVAL_S = 5.0
 PINGS_LOST_MAX = 3
@@ -55,8 +55,8 @@ class Question:
         self.answered.set()
 
 
-class _GarbageError(Exception):
-    """A worker said something that is no message."""
+class _LostError(Exception):
+    """What a worker said makes it useless; the text says why."""
 
 
 class WorkerProcess:
@@ -160,7 +160,7 @@ class WorkerProcess:
         code = self._process.returncode
         if code is None:
             return "it does not die"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _say(self, message: wire.ToWorker) -> None:
         self._outbox.send_nowait(wire.encode(message))
@@ -192,7 +192,7 @@ class WorkerProcess:
             for message in messages:
                 try:
                     self._take(message)
-                except _GarbageError as error:
+                except _LostError as error:
                     return self._lose(str(error))
 
     async def _ping(self) -> None:
@@ -221,6 +221,6 @@ class WorkerProcess:
                 self.endpoint_url = message.endpoint_url
                 self._ready.set()
             case wire.Failed():
-                raise _GarbageError(f"it cannot start: {message.detail}")
+                raise _LostError(message.detail)
             case _:
-                raise _GarbageError(f"it sent a {type(message).__name__}")
+                raise _LostError(f"it sent a {type(message).__name__}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import queue
 import signal
@@ -250,7 +251,7 @@ class Worker:
     # ------------------------------------------------------------------------------------- data
 
     def _serve_gets(self) -> None:
-        buffer = memoryview(bytearray(BUFFER_BYTES))
+        buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # unlike a bytearray's, its unused part takes no memory
         while True:
             job = self._gets.get()
             request = job.request

@@ -248,7 +248,7 @@ class ObjectFiles:
         """open(2); when descriptors run out, the least recently used half of the cache makes room."""
         while True:
             try:
-                return os.open(path, flags | os.O_CLOEXEC, 0o600)
+                return os.open(path, flags, 0o600)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._cached:
                     raise

@@ -1,7 +1,7 @@
 """One mount per cache directory: the directory is made, and locked, before anything in it is touched.
 
-The lock is `flock`, so the kernel drops it when the process dies, however it dies. Its descriptor is close-on-exec:
-a worker process that outlives the daemon does not keep the directory locked.
+The lock is `flock`, so the kernel drops it when the process dies, however it dies. Its descriptor, like all that
+Python opens, is closed on exec: a worker process that outlives the daemon does not keep the directory locked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def lock_directory(directory: Path) -> int:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise unusable(directory, error) from error
     try:

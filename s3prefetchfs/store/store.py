@@ -92,7 +92,7 @@ class Store:
     """The cache in `directory`, which is created if missing and locked until `close`.
 
     Blocking: opening reads the whole index. A damaged index costs what it held, not the start; a full disk
-    costs new entries, not the start.
+    costs new entries, not the start. To be opened by the process that uses it, after any fork.
 
     Attributes:
         was_clean: the last mount here closed its store in good order (or there was none).
@@ -122,7 +122,7 @@ class Store:
             raise
 
     def recovered(self) -> list[StoredObject]:
-        """Non-blocking. The objects in the store, least recently used first; to be asked once, after opening."""
+        """Blocking (it copies). The objects in the store, least recently used first; to be asked right after opening."""
         found = [
             StoredObject(object_id, it.key, it.etag, it.size_bytes, bytes(it.resident), it.used_at)
             for object_id, it in self._objects.items()

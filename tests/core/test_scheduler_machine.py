@@ -6,11 +6,9 @@ must be answered, every fetch ended, every alarm silent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -25,11 +23,13 @@ RETRYABLE = [kind for kind in FailureKind if kind.retryable]
 FINAL = [kind for kind in FailureKind if not kind.retryable]
 
 sizes = st.one_of(
-    st.integers(0, 4 * CHUNK_BYTES),
     st.sampled_from([0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1]),
-    st.integers(0, 8 * MIB),
+    st.integers(1, 4 * CHUNK_BYTES),
+    st.integers(1, 4 * MIB),
+    st.integers(4 * MIB, 8 * MIB),
 )
 lengths = st.one_of(st.sampled_from([1, 4096, CHUNK_BYTES, MIB]), st.integers(1, MIB))
+states = st.sampled_from([ABSENT, OLD, OLD, OLD_BAD])
 picks = st.integers(0, 255)
 """Which one of those there are, modulo their number."""
 
@@ -49,7 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         connections=st.integers(1, 6),
         throughput=st.sampled_from([None, None, None, MIB, 64 * MIB]),
         last_failure=st.sampled_from([None, None, *FailureKind]),
-        left=st.lists(st.tuples(st.integers(1, 6 * CHUNK_BYTES), st.lists(st.sampled_from([ABSENT, OLD, OLD, OLD_BAD]))), max_size=3),
+        left=st.lists(st.tuples(st.integers(1, 6 * CHUNK_BYTES), st.lists(states, min_size=1)), max_size=3),
+        opened=st.lists(sizes, min_size=1, max_size=4),
     )
     def begin(
         self,
@@ -58,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         throughput: int | None,
         last_failure: FailureKind | None,
         left: list[tuple[int, list[int]]],
+        opened: list[int],
     ) -> None:
         self.world = World(
             capacity_bytes=capacity_chunks * CHUNK_BYTES,
@@ -71,6 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             room_chunks -= len(disk)
             if any(disk) and room_chunks >= 0:
                 self.world.recover(size_bytes, disk)
+        for size_bytes in opened:
+            self.world.open_new(size_bytes)
 
     def _ids(self, things: dict[int, Any], pick: int) -> int:
         return list(things)[pick % len(things)]
@@ -115,6 +119,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.positions[handle_id] = stop
             self.world.read(handle_id, start, stop)
 
+    @precondition(lambda self: self.world.handles)
+    @rule(pick=picks, length_bytes=lengths, times=st.integers(1, 20))
+    def read_through(self, pick: int, length_bytes: int, times: int) -> None:
+        """A stretch in which all goes well."""
+        handle_id = self._ids(self.world.handles, pick)
+        for _ in range(times):
+            self._read(handle_id, self.positions.get(handle_id, 0), length_bytes)
+            self.world.rest()
+            self.finish_answered()
+
     @precondition(lambda self: self.world.reads)
     @rule(pick=picks)
     def finish_any(self, pick: int) -> None:
@@ -147,22 +161,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended.append(fetch_id)
 
     @precondition(lambda self: self.world.fetches)
-    @rule(pick=picks)
-    def end_early(self, pick: int) -> None:
-        fetch_id = self._ids(self.world.fetches, pick)
-        self.world.done(fetch_id)
-        self.ended.append(fetch_id)
+    @rule()
+    def complete_all(self) -> None:
+        for fetch_id in list(self.world.fetches):
+            self.world.complete(fetch_id)
+            self.ended.append(fetch_id)
 
     @precondition(lambda self: self.world.fetches)
     @rule(
         pick=picks,
-        kind=st.sampled_from([*RETRYABLE, *FINAL, FailureKind.THROTTLED, FailureKind.NO_SPACE]),
+        kind=st.sampled_from([None, *RETRYABLE, *FINAL]),
         retry_after_s=st.sampled_from([None, None, 0.0, 2.0, 1000.0]),
         jitter=st.sampled_from([0.0, 0.5, 0.99]),
     )
-    def fail(self, pick: int, kind: FailureKind, retry_after_s: float | None, jitter: float) -> None:
+    def fail(self, pick: int, kind: FailureKind | None, retry_after_s: float | None, jitter: float) -> None:
+        """Without a kind the fetch ends early as if all were well."""
         fetch_id = self._ids(self.world.fetches, pick)
-        self.world.fail(fetch_id, kind, retry_after_s, jitter)
+        if kind is None:
+            self.world.done(fetch_id)
+        else:
+            self.world.fail(fetch_id, kind, retry_after_s, jitter)
         self.ended.append(fetch_id)
 
     @precondition(lambda self: self.world.fetches)
@@ -188,20 +206,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------- disk and time
 
-    @precondition(lambda self: self.world.verifies)
+    @precondition(lambda self: self.world.verifies or self.world.releases or self.world.evictions)
     @rule(pick=picks)
-    def verify(self, pick: int) -> None:
-        self.world.answer_verify(pick % len(self.world.verifies))
-
-    @precondition(lambda self: self.world.releases)
-    @rule(pick=picks)
-    def release(self, pick: int) -> None:
-        self.world.answer_release(pick % len(self.world.releases))
-
-    @precondition(lambda self: self.world.evictions)
-    @rule(pick=picks)
-    def evict(self, pick: int) -> None:
-        self.world.answer_eviction(pick % len(self.world.evictions))
+    def disk_answers(self, pick: int) -> None:
+        world = self.world
+        answers = [(world.answer_verify, len(world.verifies)), (world.answer_release, len(world.releases))]
+        answers.append((world.answer_eviction, len(world.evictions)))
+        possible = [(answer, index) for answer, count in answers for index in range(count)]
+        answer, index = possible[pick % len(possible)]
+        answer(index)
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.05, 0.3, 1.0, 7.0]))
     def time_passes(self, seconds: float) -> None:

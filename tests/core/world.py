@@ -31,13 +31,15 @@ STEPS_TO_REST = 20_000
 class ModelObject:
     object_id: int
     size_bytes: int
-    disk: list[int]
+    disk: bytearray
     handles: set[int] = field(default_factory=set)
     failures: set[FailureKind] = field(default_factory=set)
     evicting: bool = False
 
     def occupied_bytes(self) -> int:
-        return sum(self.chunk_bytes(chunk) for chunk, state in enumerate(self.disk) if state != ABSENT)
+        absent_bytes = self.disk.count(ABSENT) * CHUNK_BYTES
+        short_bytes = CHUNK_BYTES - self.chunk_bytes(len(self.disk) - 1) if self.disk and self.disk[-1] != ABSENT else 0
+        return len(self.disk) * CHUNK_BYTES - absent_bytes - short_bytes
 
     def chunk_bytes(self, chunk: int) -> int:
         return disk_bytes(*chunk_extent(chunk, chunk + 1, self.size_bytes))
@@ -137,14 +139,14 @@ class World:
 
     def add(self, size_bytes: int, *, bypass: bool = False) -> int:
         """A new object; returns its id."""
-        found = ModelObject(self._id(), size_bytes, [ABSENT] * chunk_count(size_bytes))
+        found = ModelObject(self._id(), size_bytes, bytearray(chunk_count(size_bytes)))
         self.objects[found.object_id] = found
         self.send(ev.ObjectAdded(found.object_id, size_bytes, bypass=bypass))
         return found.object_id
 
     def recover(self, size_bytes: int, disk: list[int]) -> int:
         """An object that a previous session left, its chunks ABSENT, OLD or OLD_BAD; returns its id."""
-        found = ModelObject(self._id(), size_bytes, disk)
+        found = ModelObject(self._id(), size_bytes, bytearray(disk))
         self.objects[found.object_id] = found
         self.send(ev.ObjectAdded(found.object_id, size_bytes, bytes(state != ABSENT for state in disk)))
         return found.object_id

@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 _live: list[Mounted] = []
 """Every mount of the running test, for its report."""
 
-_LOG_LINES = 60
+_LOG_LINES, _LOG_COLUMNS = 60, 300
 """Of a mount's log, in the report of a test that failed."""
 
 
@@ -36,7 +36,7 @@ def pytest_runtest_makereport(
     report: pytest.TestReport = yield  # type: ignore[assignment]
     if report.failed:
         for mounted in _live:
-            lines = mounted.log().splitlines()[-_LOG_LINES:]
+            lines = [line[:_LOG_COLUMNS] for line in mounted.log().splitlines()[-_LOG_LINES:]]
             report.sections.append((f"log of {mounted.path}", "\n".join(lines)))
     return report  # type: ignore[return-value]
 

@@ -125,8 +125,8 @@ class Mounted:
 
     def workers(self) -> list[int]:
         """Pids of the daemon's children."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
     def rss_bytes(self) -> int:
         """Resident memory of the daemon, without its workers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,18 @@ def read_until_it_breaks(body: Body) -> tuple[bytes, RequestError]:
 
 
 class WorkerUnderTest:
-    """A worker process and the daemon's end of its socket."""
+    """A worker process and the daemon's end of its socket.
 
-    def __init__(self, settings: ClientSettings) -> None:
+    Args:
+        settings: its first message.
+        program: what Python is to run, with the socket's descriptor as the last argument.
+    """
+
+    def __init__(self, settings: ClientSettings, program: Sequence[str] = ("-m", "s3prefetchfs.s3.worker")) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(ANSWER_S)
         with theirs:
-            command = [sys.executable, "-m", "s3prefetchfs.s3.worker", str(theirs.fileno())]
+            command = [sys.executable, *program, str(theirs.fileno())]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._decoder = wire.Decoder()
         self._messages: list[Any] = []

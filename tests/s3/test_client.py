@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from s3prefetchfs.errors import FailureKind, RequestError
-from s3prefetchfs.s3.client import Client, http_range, normalise_etag
+from s3prefetchfs.s3.client import Client, _parse_timestamp, http_range, normalise_etag
 from tests.s3.conftest import read_until_it_breaks
 from tests.s3stub import S3Stub, ramp
 
@@ -53,6 +56,15 @@ def read(client: Client, key: str, etag: str, size_bytes: int, start: int, stop:
 def test_http_ranges_include_their_last_byte(start: int, stop: int, header: str) -> None:
     """The one place where half-open becomes inclusive."""
     assert http_range(start, stop) == header
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2024-02-03T04:05:06.000Z", "2024-02-03T04:05:06", "Sat, 03 Feb 2024 04:05:06 GMT", "1706933106", 1706933106],
+)
+def test_timestamps(text: str | int) -> None:
+    """All forms that servers use mean the same moment, without a time zone UTC."""
+    assert _parse_timestamp(text).timestamp() == 1706933106
 
 
 @pytest.mark.parametrize(
@@ -283,6 +295,55 @@ def test_part_of_an_object_as_200(s3: S3Stub, client: Client) -> None:
     with pytest.raises(RequestError) as caught:
         client.open_range("part", etag, 8 * MIB, 5, MIB)
     assert caught.value.kind is FailureKind.PROTOCOL
+
+
+@contextmanager
+def server_that_says(answer: bytes) -> Iterator[str]:
+    """The URL of a server that gives this answer to one request, and keeps the connection open."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                connection.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("head", "outcome"),
+    [
+        ("206 Partial Content|ETag: e|Content-Length: 4|Content-Range: bytes 2-5/10", b"2345"),
+        ("200 OK|ETag: e|Content-Length: 4|Content-Range: bytes 2-5/10", b"2345"),  # rclone serve s3
+        ("206 Partial Content|ETag: e|Content-Length: 4|Content-Range: bytes 2-5/*", b"2345"),
+        ("206 Partial Content|ETag: e|Content-Range: bytes 2-5/10", b"2345"),
+        ("206 Partial Content|ETag: e|Content-Length: 9|Content-Range: bytes 2-5/10", b"2345"),
+        ("206 Partial Content|ETag: e|Content-Length: 4|Content-Range: bytes 3-6/10", FailureKind.PROTOCOL),
+        ("206 Partial Content|ETag: e|Content-Length: 4|Content-Range: bytes 2-9/10", FailureKind.PROTOCOL),
+        ("206 Partial Content|ETag: e|Content-Length: 4|Content-Range: bytes 2-5/11", FailureKind.CHANGED),
+        ("206 Partial Content|ETag: e|Content-Length: 4", FailureKind.PROTOCOL),
+        ("206 Partial Content|Content-Length: 4|Content-Range: bytes 2-5/10", FailureKind.PROTOCOL),
+        ("206 Partial Content|ETag: f|Content-Length: 4|Content-Range: bytes 2-5/10", FailureKind.CHANGED),
+        ("200 OK|ETag: e|Content-Length: 4", FailureKind.PROTOCOL),
+        ("200 OK|ETag: e", FailureKind.PROTOCOL),
+        ("204 No Content|ETag: e", FailureKind.PROTOCOL),
+    ],
+)
+def test_odd_answers(make_client: Callable[..., Client], head: str, outcome: bytes | FailureKind) -> None:
+    """What says plainly that it is the bytes 2 to 6 of a version of 10 bytes is taken; all else is refused."""
+    answer = "HTTP/1.1 " + head.replace("|", "\r\n") + "\r\n\r\n"
+    with server_that_says(answer.encode() + b"2345....") as url:
+        client = make_client(endpoint_url=url)
+        if isinstance(outcome, bytes):
+            assert read(client, "key", "e", 10, 2, 6) == outcome
+        else:
+            with pytest.raises(RequestError) as caught:
+                client.open_range("key", "e", 10, 2, 6)
+            assert caught.value.kind is outcome
 
 
 # ----------------------------------------------------------------------------------------- what is sent

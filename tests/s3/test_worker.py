@@ -281,6 +281,23 @@ def test_an_object_replaced_on_the_way(s3: S3Stub, worker: WorkerUnderTest, cach
     assert file.read(CHUNK_BYTES, 2 * MIB) == bytes(2 * MIB - CHUNK_BYTES)
 
 
+def test_a_trickle_is_as_good_as_a_stall(s3: S3Stub, settings: ClientSettings, cache_file: MakeFile) -> None:
+    """Bytes that come, but no chunk in a minute (here: half a second): another connection may do better."""
+    etag = s3.put_ramp("trickle", MIB)
+    s3.configure(faults=[{"first": 1, "drip": 20_000}])
+    file = cache_file(MIB)
+    hasty = "import sys; from s3prefetchfs.s3 import worker as w; w.SLOWEST_CHUNK_S = 0.5; w.main(int(sys.argv[1]))"
+    worker = WorkerUnderTest(settings, ["-c", hasty])
+    assert isinstance(worker.receive(), wire.Ready)
+    *landed, last = worker.get(file.get(1, "trickle", etag))
+    assert worker.close() == 0
+    assert last == wire.Got(1, None, 2)
+    file.check(landed, 0, MIB)
+    (_, resumed) = ranges(s3)
+    assert resumed is not None
+    assert 0 < resumed[0] < CHUNK_BYTES
+
+
 # ----------------------------------------------------------------------------------------- abandoning
 
 

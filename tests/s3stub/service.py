@@ -172,7 +172,13 @@ class Service:
         if _matches(request.headers.get("if-none-match", ""), found):
             return Response(304, headers, span=span)
         if request.method == "GET" and (fault.archived or found.storage_class in _ARCHIVES):
-            raise S3Error(403, "InvalidObjectState", "The operation is not valid for the object's storage class")
+            storage_class = found.storage_class if found.storage_class in _ARCHIVES else "GLACIER"
+            raise S3Error(
+                403,
+                "InvalidObjectState",
+                "The operation is not valid for the object's storage class",
+                f"<StorageClass>{storage_class}</StorageClass>",
+            )
         status = 200
         if request.wanted and not fault.ignore_range:
             if start >= stop:

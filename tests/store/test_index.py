@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from s3prefetchfs.core.extent import CHUNK_BYTES
+from s3prefetchfs.errors import UserError
 from s3prefetchfs.store.index import SEGMENT_CHUNKS
 from s3prefetchfs.store.store import Store
 from tests.store.written import add_object, content, flip_byte, killed
@@ -138,6 +140,63 @@ def test_index_damaged_while_in_use(tmp_path: Path, caplog: pytest.LogCaptureFix
     store = Store(tmp_path)
     assert store.recovered() == before[1:]
     store.close()
+
+
+def test_journal_of_a_useless_index(tmp_path: Path) -> None:
+    """The WAL that a killed mount left goes with its index: it is not replayed into the new one."""
+    ids = fill(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
+    store.used(ids)
+    store.flush()
+    directory = killed(tmp_path / "cache", tmp_path / "after")
+    store.close()
+    assert (directory / "index.sqlite-wal").stat().st_size
+    fill_with_garbage(directory / "index.sqlite")
+    store = Store(directory)
+    assert store.recovered() == []
+    object_id = add_object(store, 1, SIZE_BYTES)
+    store.close()
+    store = Store(directory)
+    assert [it.object_id for it in store.recovered()] == [object_id]
+    store.close()
+
+
+def test_index_in_somebodys_hands(tmp_path: Path) -> None:
+    """An index that a person is writing to is not mistaken for a damaged one."""
+    ids = fill(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError, match="locked"):
+            Store(tmp_path)
+    store = Store(tmp_path)
+    assert [it.object_id for it in store.recovered()] == ids
+    store.close()
+
+
+def test_nonsense_in_a_map(tmp_path: Path) -> None:
+    """A map with other values than 0 and 1, of the wrong length or type, or of no object, counts for nothing."""
+    ids = fill(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)) as db:
+        for object_id, nonsense in zip(ids, ["x'02'", "x''", "x'0101'", "7", "'1'"], strict=False):
+            db.execute(f"UPDATE segments SET resident = {nonsense} WHERE object_id = ?", (object_id,))
+        db.execute("UPDATE segments SET crcs = x'00000000000000' WHERE object_id = ?", (ids[5],))
+        db.execute("UPDATE segments SET number = -1 WHERE object_id = ?", (ids[6],))
+        db.execute("UPDATE segments SET number = 1 << 60 WHERE object_id = ?", (ids[7],))
+        db.execute("UPDATE segments SET object_id = 1 WHERE object_id = ?", (ids[8],))
+    store = Store(tmp_path)
+    assert [it.resident for it in store.recovered()] == [b"\0"] * 9 + [b"\1"] * (OBJECTS - 9)
+    store.close()
+
+
+def test_deleted_objects_leave_no_rows(tmp_path: Path) -> None:
+    """Both rows of an object go with it."""
+    ids = fill(tmp_path)
+    store = Store(tmp_path)
+    for object_id in ids:
+        store.delete(object_id)
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
+        assert db.execute("SELECT (SELECT count(*) FROM objects), (SELECT count(*) FROM segments)").fetchone() == (0, 0)
 
 
 @pytest.mark.parametrize("key", ["a\0b", "\udce9\ud800", "k" * 1024, "é", "e\u0301", "'; DROP TABLE objects; --", ""])

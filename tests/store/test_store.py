@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -319,6 +320,29 @@ def test_deletion_while_reading(tmp_path: Path) -> None:
             for reader in readers:
                 reader.result(10)
         assert open_in(tmp_path / "cache" / "objects") == []
+    store.close()
+
+
+@pytest.mark.parametrize("call", [Store.read, Store.verify])
+def test_deletion_between_opening_and_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Store, int, int, int], object]
+) -> None:
+    """A file that is opened just before its deletion does not stay open, and its blocks with it."""
+    store = Store(tmp_path / "cache")
+    object_id = add_object(store, 1, ODD_BYTES)
+    open_for_real = os.open
+
+    def open_and_lose(path: str, flags: int, mode: int) -> int:
+        fd = open_for_real(path, flags, mode)
+        store.delete(object_id)
+        return fd
+
+    monkeypatch.setattr(os, "open", open_and_lose)
+    with contextlib.suppress(RequestError):
+        call(store, object_id, 0, 1)
+    monkeypatch.undo()
+    assert not os.path.exists(store.path(object_id))
+    assert open_in(tmp_path / "cache" / "objects") == []
     store.close()
 
 
