@@ -112,6 +112,17 @@ def test_commands_are_taken(words: list[str]) -> None:
         resolve(given | typed(parameters), parameters["mount_options"])
 
 
+def test_make_knows_the_targets() -> None:
+    """Every `make ...` of the documents is a target."""
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    lines = [
+        line for document in DOCUMENTS for block in blocks(document, "sh", "console") for line in block.splitlines()
+    ]
+    named = {found[1] for line in lines if (found := re.match(r"(?:\$ )?make (\w+)", line))}
+    assert {"demo", "test"} <= named <= set(phony[1].split())
+
+
 def test_fstab_lines_are_taken() -> None:
     """Source, mountpoint and options, as mount(8) hands them over."""
     lines = [line for document in DOCUMENTS for block in blocks(document, "fstab") for line in block.splitlines()]
@@ -246,14 +257,13 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, text.split("\0"))))
 
 
-def _own(text: str) -> int:
-    """How many characters of its own a literal has, by which to tell it from others."""
-    return len(text.replace("\0", "").strip())
-
-
 TREES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "s3prefetchfs").rglob("*.py"))}
 
-MESSAGES = {text for tree in TREES.values() for text in map(_text, ast.walk(tree)) if _own(text) >= 10}
+MESSAGES = [
+    _pattern(text)
+    for text in {text for tree in TREES.values() for text in map(_text, ast.walk(tree))}
+    if len(text.replace("\0", "").strip()) >= 10  # enough of its own to tell it from others
+]
 
 REFUSALS = {
     _text(node.args[0])
@@ -274,13 +284,13 @@ def test_messages_exist(heading: str) -> None:
     if heading.startswith("make: "):
         assert heading.removeprefix("make: ") in (ROOT / "Makefile").read_text()
     elif heading not in map(os.strerror, errno.errorcode):
-        assert any(_pattern(text).fullmatch(heading) for text in MESSAGES)
+        assert any(pattern.fullmatch(heading) for pattern in MESSAGES)
 
 
 @pytest.mark.parametrize("message", sorted(REFUSALS))
 def test_refusals_are_explained(message: str) -> None:
     """Every error that the commands end with has its place on that page."""
-    assert any(_pattern(message).fullmatch(heading) for heading in HEADINGS)
+    assert any(map(_pattern(message).fullmatch, HEADINGS))
 
 
 def test_reasons_are_explained() -> None:

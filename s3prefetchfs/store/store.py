@@ -122,7 +122,7 @@ class Store:
             raise
 
     def recovered(self) -> list[StoredObject]:
-        """Blocking (it copies). The objects in the store, least recently used first; to be asked right after opening."""
+        """Blocking (it copies). The objects in the store, least recently used first; asked after opening."""
         found = [
             StoredObject(object_id, it.key, it.etag, it.size_bytes, bytes(it.resident), it.used_at)
             for object_id, it in self._objects.items()

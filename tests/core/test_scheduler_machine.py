@@ -1,26 +1,35 @@
-"""Random histories against the scheduler: hypothesis plays readers, workers, disk and time; `World` checks.
+"""Random histories against the scheduler: readers, workers, disk and time play at random; `World` checks.
 
 At the end of every history the world answers everything, kindly or with nothing but failures, and every reader
-must be answered, every fetch ended, every alarm silent.
+must be answered, every fetch ended, every alarm silent; and the same history must give the same instructions.
+
+Two drivers share one set of moves. Hypothesis draws short histories and shrinks what fails; plain chance plays
+long, dense ones, which fill the cache many times over. To play more: `SCHEDULER_HISTORIES=500 pytest ...`.
 """
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from s3prefetchfs.core import events as ev
+from s3prefetchfs.core.eviction import Evictor, Room
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count
+from s3prefetchfs.core.residency import RESIDENT, Residency
+from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.errors import FailureKind
 from tests.core.world import ABSENT, OLD, OLD_BAD, World
 
 MIB = 1024 * 1024
-
-RETRYABLE = [kind for kind in FailureKind if kind.retryable]
-FINAL = [kind for kind in FailureKind if not kind.retryable]
+LONG_HISTORIES = int(os.environ.get("SCHEDULER_HISTORIES", "20"))
+LONG_STEPS = 400
 
 sizes = st.one_of(
     st.sampled_from([0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1]),
@@ -30,11 +39,17 @@ sizes = st.one_of(
 )
 lengths = st.one_of(st.sampled_from([1, 4096, CHUNK_BYTES, MIB]), st.integers(1, MIB))
 states = st.sampled_from([ABSENT, OLD, OLD, OLD_BAD])
+capacities = st.sampled_from([1, 3, 12, 24, 40, 80, 256])
+kinds = st.sampled_from([None, *FailureKind])
 picks = st.integers(0, 255)
 """Which one of those there are, modulo their number."""
 
 
-class SchedulerMachine(RuleBasedStateMachine):
+def picked(things: Mapping[int, Any], pick: int) -> int:
+    return list(things)[pick % len(things)]
+
+
+class Moves(RuleBasedStateMachine):
     """Everything that can happen to a scheduler, in any order the engine allows."""
 
     def __init__(self) -> None:
@@ -45,10 +60,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.last_failure: FailureKind | None = None
 
     @initialize(
-        capacity_chunks=st.sampled_from([1, 3, 12, 24, 40, 256]),
-        connections=st.integers(1, 6),
+        capacity_chunks=capacities,
+        connections=st.integers(1, 9),
         throughput=st.sampled_from([None, None, None, MIB, 64 * MIB]),
-        last_failure=st.sampled_from([None, None, *FailureKind]),
+        last_failure=kinds,
         left=st.lists(st.tuples(st.integers(1, 6 * CHUNK_BYTES), st.lists(states, min_size=1)), max_size=3),
         opened=st.lists(sizes, min_size=1, max_size=4),
     )
@@ -68,50 +83,70 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.last_failure = last_failure
         room_chunks = capacity_chunks
-        for size_bytes, states in left:
-            disk = (states + [ABSENT] * chunk_count(size_bytes))[: chunk_count(size_bytes)]
-            room_chunks -= len(disk)
-            if any(disk) and room_chunks >= 0:
-                self.world.recover(size_bytes, disk)
+        for size_bytes, disk in left:
+            chunks = chunk_count(size_bytes)
+            room_chunks -= chunks
+            if any(disk[:chunks]) and room_chunks >= 0:
+                self.world.recover(size_bytes, (disk + [ABSENT] * chunks)[:chunks])
         for size_bytes in opened:
             self.world.open_new(size_bytes)
 
-    def _ids(self, things: dict[int, Any], pick: int) -> int:
-        return list(things)[pick % len(things)]
-
     # ------------------------------------------------------------------------------------- readers
 
-    @precondition(lambda self: len(self.world.handles) < 12)
+    def can_open(self) -> bool:
+        return len(self.world.handles) < 12
+
+    def openable(self) -> list[int]:
+        return [object_id for object_id, found in self.world.objects.items() if not found.evicting]
+
+    def can_open_again(self) -> bool:
+        return self.can_open() and bool(self.openable())
+
+    def can_read(self) -> bool:
+        return bool(self.world.handles) and len(self.world.reads) < 24
+
+    def has_reads(self) -> bool:
+        return bool(self.world.reads)
+
+    @precondition(can_open)
     @rule(size_bytes=sizes, bypass=st.sampled_from([False] * 9 + [True]))
     def open_new(self, size_bytes: int, bypass: bool) -> None:
         self.world.open(self.world.add(size_bytes, bypass=bypass))
 
-    @precondition(lambda self: len(self.world.handles) < 12 and self._openable())
+    @precondition(can_open_again)
     @rule(pick=picks)
     def open_again(self, pick: int) -> None:
-        openable = self._openable()
+        openable = self.openable()
         self.world.open(openable[pick % len(openable)])
 
-    def _openable(self) -> list[int]:
-        return [object_id for object_id, found in self.world.objects.items() if not found.evicting]
-
-    @precondition(lambda self: self.world.handles)
+    @precondition(can_read)
     @rule(pick=picks)
     def close(self, pick: int) -> None:
-        self.world.close(self._ids(self.world.handles, pick))
+        self.world.close(picked(self.world.handles, pick))
 
-    @precondition(lambda self: self.world.handles)
+    @precondition(can_read)
     @rule(pick=picks, share=st.floats(0, 1), length_bytes=lengths)
     def read_anywhere(self, pick: int, share: float, length_bytes: int) -> None:
-        handle_id = self._ids(self.world.handles, pick)
+        handle_id = picked(self.world.handles, pick)
         self._read(handle_id, int(share * self.world.handles[handle_id].size_bytes), length_bytes)
 
-    @precondition(lambda self: self.world.handles)
+    @precondition(can_read)
     @rule(pick=picks, length_bytes=lengths, times=st.integers(1, 4))
     def read_on(self, pick: int, length_bytes: int, times: int) -> None:
-        handle_id = self._ids(self.world.handles, pick)
+        """The next bytes in order, several requests at once as the kernel does it."""
+        handle_id = picked(self.world.handles, pick)
         for _ in range(times):
             self._read(handle_id, self.positions.get(handle_id, 0), length_bytes)
+
+    @precondition(can_read)
+    @rule(pick=picks, length_bytes=lengths, times=st.integers(1, 20))
+    def read_through(self, pick: int, length_bytes: int, times: int) -> None:
+        """A stretch in which all goes well."""
+        handle_id = picked(self.world.handles, pick)
+        for _ in range(times):
+            self._read(handle_id, self.positions.get(handle_id, 0), length_bytes)
+            self.world.rest()
+            self.finish_answered()
 
     def _read(self, handle_id: int, start: int, length_bytes: int) -> None:
         stop = min(start + length_bytes, self.world.handles[handle_id].size_bytes)
@@ -119,23 +154,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.positions[handle_id] = stop
             self.world.read(handle_id, start, stop)
 
-    @precondition(lambda self: self.world.handles)
-    @rule(pick=picks, length_bytes=lengths, times=st.integers(1, 20))
-    def read_through(self, pick: int, length_bytes: int, times: int) -> None:
-        """A stretch in which all goes well."""
-        handle_id = self._ids(self.world.handles, pick)
-        for _ in range(times):
-            self._read(handle_id, self.positions.get(handle_id, 0), length_bytes)
-            self.world.rest()
-            self.finish_answered()
-
-    @precondition(lambda self: self.world.reads)
+    @precondition(has_reads)
     @rule(pick=picks)
     def finish_any(self, pick: int) -> None:
         """Also a reader that was not answered: it was killed."""
-        self.world.finish(self._ids(self.world.reads, pick))
+        self.world.finish(picked(self.world.reads, pick))
 
-    @precondition(lambda self: any(read.wake for read in self.world.reads.values()))
+    @precondition(has_reads)
     @rule()
     def finish_answered(self) -> None:
         for read_id in [read_id for read_id, read in self.world.reads.items() if read.wake]:
@@ -143,76 +168,78 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------- workers
 
-    @precondition(lambda self: any(not fetch.to_memory and fetch.missing for fetch in self.world.fetches.values()))
+    def has_fetches(self) -> bool:
+        return bool(self.world.fetches)
+
+    def landing(self) -> dict[int, Any]:
+        return {
+            fetch_id: fetch for fetch_id, fetch in self.world.fetches.items() if fetch.missing and not fetch.to_memory
+        }
+
+    def can_land(self) -> bool:
+        return bool(self.landing())
+
+    def has_ended(self) -> bool:
+        return bool(self.ended)
+
+    @precondition(can_land)
     @rule(pick=picks, chunks=st.integers(1, 8))
     def land(self, pick: int, chunks: int) -> None:
-        unfinished = {
-            fetch_id: fetch
-            for fetch_id, fetch in self.world.fetches.items()
-            if not fetch.to_memory and fetch.missing
-        }
-        self.world.land(self._ids(unfinished, pick), chunks)
+        self.world.land(picked(self.landing(), pick), chunks)
 
-    @precondition(lambda self: self.world.fetches)
+    @precondition(has_fetches)
     @rule(pick=picks)
     def complete(self, pick: int) -> None:
-        fetch_id = self._ids(self.world.fetches, pick)
-        self.world.complete(fetch_id)
-        self.ended.append(fetch_id)
+        self.ended.append(picked(self.world.fetches, pick))
+        self.world.complete(self.ended[-1])
 
-    @precondition(lambda self: self.world.fetches)
-    @rule()
-    def complete_all(self) -> None:
-        for fetch_id in list(self.world.fetches):
-            self.world.complete(fetch_id)
-            self.ended.append(fetch_id)
-
-    @precondition(lambda self: self.world.fetches)
+    @precondition(has_fetches)
     @rule(
         pick=picks,
-        kind=st.sampled_from([None, *RETRYABLE, *FINAL]),
+        kind=kinds,
         retry_after_s=st.sampled_from([None, None, 0.0, 2.0, 1000.0]),
         jitter=st.sampled_from([0.0, 0.5, 0.99]),
     )
     def fail(self, pick: int, kind: FailureKind | None, retry_after_s: float | None, jitter: float) -> None:
         """Without a kind the fetch ends early as if all were well."""
-        fetch_id = self._ids(self.world.fetches, pick)
+        self.ended.append(picked(self.world.fetches, pick))
         if kind is None:
-            self.world.done(fetch_id)
+            self.world.done(self.ended[-1])
         else:
-            self.world.fail(fetch_id, kind, retry_after_s, jitter)
-        self.ended.append(fetch_id)
+            self.world.fail(self.ended[-1], kind, retry_after_s, jitter)
 
-    @precondition(lambda self: self.world.fetches)
+    @precondition(has_fetches)
     @rule(kind=st.sampled_from([FailureKind.WORKER_LOST, FailureKind.NO_SPACE, FailureKind.CHANGED]))
     def fail_all(self, kind: FailureKind) -> None:
         for fetch_id in list(self.world.fetches):
-            self.world.fail(fetch_id, kind)
             self.ended.append(fetch_id)
+            self.world.fail(fetch_id, kind)
 
-    @precondition(lambda self: self.ended)
-    @rule(pick=picks, what=st.sampled_from([ev.Landed, ev.FetchDone, ev.FetchFailed]))
-    def late_message(self, pick: int, what: type) -> None:
+    @precondition(has_ended)
+    @rule(pick=picks, kind=kinds)
+    def late_message(self, pick: int, kind: FailureKind | None) -> None:
         """From a worker whose fetch is no longer known: nothing may come of it."""
         fetch_id = self.ended[pick % len(self.ended)]
-        match what:
-            case ev.Landed:
-                event: ev.Event = ev.Landed(fetch_id, 0, CHUNK_BYTES)
-            case ev.FetchDone:
-                event = ev.FetchDone(fetch_id)
-            case _:
-                event = ev.FetchFailed(fetch_id, FailureKind.CHANGED, None, 0.5)
-        self.world.send(event)
+        self.world.send(ev.Landed(fetch_id, 0, CHUNK_BYTES))
+        self.world.send(ev.FetchFailed(fetch_id, kind, None, 0.5) if kind else ev.FetchDone(fetch_id))
 
     # ------------------------------------------------------------------------------------- disk and time
 
-    @precondition(lambda self: self.world.verifies or self.world.releases or self.world.evictions)
+    def disk_is_busy(self) -> bool:
+        return bool(self.world.verifies or self.world.releases or self.world.evictions)
+
+    def alarm_is_set(self) -> bool:
+        return self.world.alarm_s is not None
+
+    @precondition(disk_is_busy)
     @rule(pick=picks)
     def disk_answers(self, pick: int) -> None:
         world = self.world
-        answers = [(world.answer_verify, len(world.verifies)), (world.answer_release, len(world.releases))]
-        answers.append((world.answer_eviction, len(world.evictions)))
-        possible = [(answer, index) for answer, count in answers for index in range(count)]
+        possible: list[tuple[Callable[[int], object], int]] = [
+            *((world.answer_verify, index) for index in range(len(world.verifies))),
+            *((world.answer_release, index) for index in range(len(world.releases))),
+            *((world.answer_eviction, index) for index in range(len(world.evictions))),
+        ]
         answer, index = possible[pick % len(possible)]
         answer(index)
 
@@ -221,7 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Without a Tick: the alarm is late, as in a busy daemon."""
         self.world.now += seconds
 
-    @precondition(lambda self: self.world.alarm_s is not None)
+    @precondition(alarm_is_set)
     @rule(late_s=st.sampled_from([0.0, 0.0, 0.01, 100.0]))
     def tick(self, late_s: float) -> None:
         self.world.tick(late_s)
@@ -236,15 +263,78 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.replay()
 
 
-HISTORIES = settings(
-    max_examples=200,
-    stateful_step_count=60,
+Chance = random.Random
+ANYTHING: dict[str, Callable[[Chance], Any]] = {
+    "pick": lambda chance: chance.randrange(256),
+    "size_bytes": lambda chance: int(8 * MIB * chance.random() ** 3),
+    "length_bytes": lambda chance: chance.choice([1, 4096, CHUNK_BYTES, CHUNK_BYTES, MIB, chance.randint(1, MIB)]),
+    "share": lambda chance: chance.random(),
+    "times": lambda chance: chance.randint(1, 4),
+    "chunks": lambda chance: chance.randint(1, 8),
+    "kind": lambda chance: chance.choice([None, *FailureKind]),
+    "lost": lambda chance: FailureKind.WORKER_LOST,
+    "bypass": lambda chance: chance.random() < 0.05,
+    "retry_after_s": lambda chance: chance.choice([None, None, 0.0, 2.0]),
+    "jitter": lambda chance: chance.random(),
+    "seconds": lambda chance: chance.expovariate(20),
+    "late_s": lambda chance: 0.0,
+}
+"""By the names of the moves' arguments."""
+
+MOVES: list[tuple[int, Callable[..., Any], Callable[..., Any], list[str]]] = [
+    (2, Moves.can_open, Moves.open_new, ["size_bytes", "bypass"]),
+    (2, Moves.can_open_again, Moves.open_again, ["pick"]),
+    (2, Moves.can_read, Moves.close, ["pick"]),
+    (4, Moves.can_read, Moves.read_anywhere, ["pick", "share", "length_bytes"]),
+    (8, Moves.can_read, Moves.read_on, ["pick", "length_bytes", "times"]),
+    (1, Moves.can_read, Moves.read_through, ["pick", "length_bytes", "times"]),
+    (2, Moves.has_reads, Moves.finish_any, ["pick"]),
+    (8, Moves.has_reads, Moves.finish_answered, []),
+    (8, Moves.can_land, Moves.land, ["pick", "chunks"]),
+    (8, Moves.has_fetches, Moves.complete, ["pick"]),
+    (2, Moves.has_fetches, Moves.fail, ["pick", "kind", "retry_after_s", "jitter"]),
+    (1, Moves.has_ended, Moves.late_message, ["pick", "kind"]),
+    (8, Moves.disk_is_busy, Moves.disk_answers, ["pick"]),
+    (8, lambda moves: True, Moves.time_passes, ["seconds"]),
+    (4, Moves.alarm_is_set, Moves.tick, ["late_s"]),
+]
+"""Weight, when it is possible, the move, its arguments."""
+
+
+def play(seed: int, steps: int = LONG_STEPS) -> None:
+    """One long history by plain chance."""
+    chance = Chance(seed)
+    moves = Moves()
+    moves.begin(
+        capacity_chunks=chance.choice([1, 3, 12, 24, 40, 80, 256]),
+        connections=chance.randint(1, 9),
+        throughput=chance.choice([None, None, None, MIB, 64 * MIB]),
+        last_failure=chance.choice([None, *FailureKind]),
+        left=[(chance.randint(1, 6 * CHUNK_BYTES), chance.choices([ABSENT, OLD, OLD, OLD_BAD], k=6)) for _ in range(3)],
+        opened=[ANYTHING["size_bytes"](chance) for _ in range(3)],
+    )
+    weights = [weight for weight, _, _, _ in MOVES]
+    for _, possible, move, arguments in chance.choices(MOVES, weights, k=steps):
+        if possible(moves):
+            move(moves, **{name: ANYTHING[name](chance) for name in arguments})
+    moves.teardown()
+
+
+DRAWN_HISTORIES = settings(
+    max_examples=100,
+    stateful_step_count=50,
     deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 
 
-def test_random_histories() -> None:
+def test_drawn_histories() -> None:
     """Whatever happens in whatever order, bytes are right, space is kept, and every reader is answered."""
-    run_state_machine_as_test(SchedulerMachine, settings=HISTORIES)
+    run_state_machine_as_test(Moves, settings=DRAWN_HISTORIES)
+
+
+@pytest.mark.parametrize("seed", range(LONG_HISTORIES))
+def test_long_histories(seed: int) -> None:
+    """The same, when the cache has been full many times over."""
+    play(seed)

@@ -74,11 +74,12 @@ class ModelFetch:
     def missing(self) -> range:
         return range(*chunk_span(self.reached, self.stop)) if self.reached < self.stop else range(0)
 
-    def serves(self, read: ModelRead) -> bool:
-        return self.to_memory and self.found is read.found and (self.start, self.stop) == (read.start, read.stop)
+    def overlaps(self, other: ModelFetch) -> bool:
+        return self.found is other.found and not self.to_memory and _meet(self.missing, other.missing)
 
-    def is_like(self, other: ModelFetch) -> bool:
-        return self.to_memory and self.found is other.found and (self.start, self.stop) == (other.start, other.stop)
+    def may_serve(self, read: ModelRead) -> bool:
+        same = (self.start, self.stop) == (read.start, read.stop)
+        return self.found is read.found and (same or not self.to_memory)
 
 
 class World:
@@ -336,11 +337,8 @@ class World:
             assert fetch.start % CHUNK_BYTES == 0
             assert fetch.stop % CHUNK_BYTES == 0 or fetch.stop == found.size_bytes
             assert all(found.disk[chunk] == ABSENT for chunk in mine.missing), "fetched over bytes that are there"
-            for other in self.fetches.values():
-                assert other.found is not found or other.to_memory or not _meet(other.missing, mine.missing)
-            self._forget_retries(found, mine.missing)
-        elif (again := next((other for other in self._retrying if other.is_like(mine)), None)) is not None:
-            self._retrying.remove(again)
+            assert not any(other.overlaps(mine) for other in self.fetches.values()), "two fetches of one chunk"
+            self._retrying = [other for other in self._retrying if not other.overlaps(mine)]
         self.fetches[fetch.fetch_id] = mine
         self.fetched_bytes += fetch.stop - fetch.start
         return mine
@@ -398,13 +396,6 @@ class World:
         if kind.retryable:
             self._retrying.append(fetch)
 
-    def _forget_retries(self, found: ModelObject, chunks: range) -> None:
-        self._retrying = [
-            fetch
-            for fetch in self._retrying
-            if fetch.found is not found or fetch.to_memory or not _meet(fetch.missing, chunks)
-        ]
-
     # ------------------------------------------------------------------------------------- what must hold
 
     def _check(self, prefetches: list[ModelFetch]) -> None:
@@ -431,7 +422,7 @@ class World:
         """Whether all that a reader misses is on its way, or may be waiting to be tried again."""
         coming = {chunk for chunk in read.chunks if read.found.disk[chunk] != ABSENT}
         for fetch in [*self.fetches.values(), *self._retrying]:
-            if fetch.found is read.found and (not fetch.to_memory or fetch.serves(read)):
+            if fetch.may_serve(read):
                 coming.update(fetch.missing)
         return coming.issuperset(read.chunks)
 

@@ -30,7 +30,7 @@ ODD_NAMES = [
     "\u00e9",  # é, composed
     "e\u0301",  # é, decomposed
     "back\\slash",
-    'quo"te\'s',
+    "quo\"te's",
     "<&amp;>",
     "...",
     ".hidden",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from s3prefetchfs.errors import FailureKind, RequestError
-from s3prefetchfs.s3.client import Client, _parse_timestamp, http_range, normalise_etag
+from s3prefetchfs.s3.client import Client, ClientSettings, _parse_timestamp, http_range, normalise_etag
 from tests.s3.conftest import read_until_it_breaks
 from tests.s3stub import S3Stub, ramp
 
@@ -297,21 +298,38 @@ def test_part_of_an_object_as_200(s3: S3Stub, client: Client) -> None:
     assert caught.value.kind is FailureKind.PROTOCOL
 
 
-@contextmanager
-def server_that_says(answer: bytes) -> Iterator[str]:
-    """The URL of a server that gives this answer to one request, and keeps the connection open."""
+class Parrot:
+    """A server that says `answer` to every request, whatever it is."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.answer = b""
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._listener = listener
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # shut down
+            while True:
+                threading.Thread(target=self._talk, args=self._listener.accept()[:1], daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while connection.recv(1 << 16):
+                connection.sendall(self.answer)
+
+
+@pytest.fixture(scope="module")
+def parrot() -> Iterator[Parrot]:
+    """The server of the tests below."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Parrot(listener)
+        listener.shutdown(socket.SHUT_RDWR)
 
-        def serve() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(1 << 16)
-                connection.sendall(answer)
-                connection.recv(1)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
+@pytest.fixture(scope="module")
+def parrot_client(parrot: Parrot, _settings: ClientSettings) -> Client:
+    """Its client."""
+    return Client(replace(_settings, endpoint_url=parrot.url))
 
 
 @pytest.mark.parametrize(
@@ -333,17 +351,15 @@ def server_that_says(answer: bytes) -> Iterator[str]:
         ("204 No Content|ETag: e", FailureKind.PROTOCOL),
     ],
 )
-def test_odd_answers(make_client: Callable[..., Client], head: str, outcome: bytes | FailureKind) -> None:
+def test_odd_answers(parrot: Parrot, parrot_client: Client, head: str, outcome: bytes | FailureKind) -> None:
     """What says plainly that it is the bytes 2 to 6 of a version of 10 bytes is taken; all else is refused."""
-    answer = "HTTP/1.1 " + head.replace("|", "\r\n") + "\r\n\r\n"
-    with server_that_says(answer.encode() + b"2345....") as url:
-        client = make_client(endpoint_url=url)
-        if isinstance(outcome, bytes):
-            assert read(client, "key", "e", 10, 2, 6) == outcome
-        else:
-            with pytest.raises(RequestError) as caught:
-                client.open_range("key", "e", 10, 2, 6)
-            assert caught.value.kind is outcome
+    parrot.answer = f"HTTP/1.1 {head}||2345....".replace("|", "\r\n").encode()
+    if isinstance(outcome, bytes):
+        assert read(parrot_client, "key", "e", 10, 2, 6) == outcome
+    else:
+        with pytest.raises(RequestError) as caught:
+            parrot_client.open_range("key", "e", 10, 2, 6)
+        assert caught.value.kind is outcome
 
 
 # ----------------------------------------------------------------------------------------- what is sent

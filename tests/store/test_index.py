@@ -102,7 +102,7 @@ def test_flipped_bits_in_the_index(tmp_path: Path) -> None:
     fill(tmp_path / "cache")
     index = (tmp_path / "cache" / "index.sqlite").read_bytes()
     choose = random.Random(5)
-    places = [*range(16, 100, 7), *(choose.randrange(len(index)) for _ in range(40))]
+    places = [*range(16, 100, 7), *(choose.randrange(len(index)) for _ in range(25))]
     for turn, place in enumerate(places):
         directory = killed(tmp_path / "cache", tmp_path / str(turn))
         flip_byte(str(directory / "index.sqlite"), place)

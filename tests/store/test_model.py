@@ -198,6 +198,6 @@ def test_store_agrees_with_the_model() -> None:
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
