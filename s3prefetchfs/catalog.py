@@ -102,7 +102,8 @@ class Catalog:
         Raises:
             RequestError: the bucket cannot be listed, after trying for `timeout_s` where that may help.
         """
-        page = await self._ask(partial(self._list_page, prefix, None, None, 1), timeout_s)
+        ask = partial(self._list_page, prefix, None, None, 1)
+        page = await self._ask(ask, timeout_s, final=FailureKind.CREDENTIALS)
         return bool(page.objects)
 
     # ------------------------------------------------------------------------------------- questions
@@ -259,8 +260,18 @@ class Catalog:
         self._metrics.lists += 1
         return await self._pool.list(prefix, delimiter, token, max_keys)
 
-    async def _ask(self, request: Callable[[], Awaitable[_T]], timeout_s: float | None = None) -> _T:
-        """Send a request, again and again while that may help; the last error is the answer after the timeout."""
+    async def _ask(
+        self,
+        request: Callable[[], Awaitable[_T]],
+        timeout_s: float | None = None,
+        final: FailureKind | None = None,
+    ) -> _T:
+        """Send a request, again and again while that may help; the last error is the answer after the timeout.
+
+        Args:
+            timeout_s: None for the retry timeout of the mount.
+            final: not tried again, although it might pass.
+        """
         deadline_s = trio.current_time() + (self._retry_timeout_s if timeout_s is None else timeout_s)
         attempt = 0
         while True:
@@ -269,7 +280,7 @@ class Catalog:
             except RequestError as error:
                 attempt += 1
                 wait_s = backoff_s(attempt, random.random(), error.retry_after_s)
-                if not error.kind.retryable or trio.current_time() + wait_s > deadline_s:
+                if not error.kind.retryable or error.kind is final or trio.current_time() + wait_s > deadline_s:
                     raise
                 log.info("metadata request failed, again in %.1f s: %s", wait_s, error)
                 await trio.sleep(wait_s)

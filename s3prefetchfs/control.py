@@ -52,9 +52,7 @@ class Status:
         config, metrics, engine, catalog, pool: of this mount.
     """
 
-    def __init__(
-        self, config: Config, metrics: Metrics, engine: Engine, catalog: Catalog, pool: Pool
-    ) -> None:
+    def __init__(self, config: Config, metrics: Metrics, engine: Engine, catalog: Catalog, pool: Pool) -> None:
         self._config = config
         self._metrics = metrics
         self._engine = engine

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,11 +43,13 @@ log = logging.getLogger(__name__)
 FREE_SHARE_KEPT = 10
 """Without --cache-size, one part in ten of the free space is left to others."""
 
+INDEX_SHARE = 16
+INDEX_MAX_BYTES = 64 * 1024 * 1024
+"""Set aside for the index and its journal: 45 MB describe a terabyte in files of 1 GB, and --cache-size is kept by
+all that is in the directory."""
+
 STATUS_INTERVAL_S = 10.0
 """How often systemd's one-line status is renewed."""
-
-SWEEP_INTERVAL_S = 30.0
-"""How often listings that have expired are dropped."""
 
 STOP_TIMEOUT_S = 5.0
 """What the workers and the index get to finish; then the daemon ends without them."""
@@ -96,7 +97,7 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
         # Not every endpoint is in the configuration: a profile may name one. Two must not share a cache.
         directory = config.cache_dir / replace(config, endpoint_url=pool.endpoint_url).identity
         store = await trio.to_thread.run_sync(Store, directory)
-        with _closing(store):
+        with closing(store):
             scheduler = Scheduler(
                 capacity_bytes=_capacity_bytes(config, store),
                 max_connections=config.max_connections,
@@ -212,26 +213,16 @@ def _client_settings(config: Config) -> ClientSettings:
 
 
 def _capacity_bytes(config: Config, store: Store) -> int:
-    """The size of the cache: what was asked for, or nine tenths of what is free or already ours."""
-    if config.cache_size_bytes is not None:
-        return config.cache_size_bytes
-    ours_bytes = CHUNK_BYTES * sum(found.resident.count(1) for found in store.recovered())
-    free_bytes = shutil.disk_usage(config.cache_dir).free + ours_bytes
-    return free_bytes - free_bytes // FREE_SHARE_KEPT
+    """What the cache may hold: what was asked for, or nine tenths of what is free or already ours; less the index."""
+    size_bytes = config.cache_size_bytes
+    if size_bytes is None:
+        ours_bytes = CHUNK_BYTES * sum(found.resident.count(1) for found in store.recovered())
+        free_bytes = shutil.disk_usage(config.cache_dir).free + ours_bytes
+        size_bytes = free_bytes - free_bytes // FREE_SHARE_KEPT
+    return size_bytes - min(size_bytes // INDEX_SHARE, INDEX_MAX_BYTES)
 
 
 def _raise_file_limit() -> None:
     """One descriptor for each cached file that is being read: take all the hard limit allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-@contextmanager
-def _closing(store: Store) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        try:
-            store.close()
-        except (OSError, RequestError) as error:
-            log.error("cannot write the cache index: %s; what is not in it is fetched again", error)

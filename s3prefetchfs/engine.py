@@ -18,9 +18,9 @@ import trio
 
 from s3prefetchfs import wire
 from s3prefetchfs.core import events as ev
-from s3prefetchfs.core.extent import chunk_extent
+from s3prefetchfs.core.extent import chunk_extent, chunk_span
 from s3prefetchfs.core.scheduler import Scheduler, Snapshot
-from s3prefetchfs.errors import RequestError
+from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.log import log_once
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.store.store import Store
@@ -86,6 +86,7 @@ class Engine:
         self._versions: dict[int, Version] = {}
         self._object_ids: dict[Version, int] = {}
         self._handles: dict[int, tuple[int, Version]] = {}
+        self._reported: set[int] = set()  # handles whose failure is in the log
         self._waiters: dict[int, _Waiter] = {}
         self._fetches: dict[int, int] = {}  # fetch id -> object id
         self._failures: dict[int, str] = {}  # object id -> the latest failure, for people
@@ -124,6 +125,7 @@ class Engine:
     def close(self, handle_id: int) -> None:
         """Close a handle; what it read ahead stays in the cache."""
         object_id, _ = self._handles.pop(handle_id)
+        self._reported.discard(handle_id)
         if object_id > 0:
             self._store.used([object_id])
         self._feed(ev.Closed(handle_id))
@@ -140,10 +142,35 @@ class Engine:
         stop = min(stop, version.size_bytes, start + READ_MAX_BYTES)
         if start >= stop:
             return b""
-        metrics = self._metrics
-        metrics.bytes_served += stop - start
         if self._scheduler.is_complete(handle_id) and self._store.read_now(object_id, start, stop, self._buffer):
+            self._metrics.bytes_served += stop - start
             return self._buffer[: stop - start]
+        for bypass in (False, True):
+            try:
+                data = await self._read_when_resident(handle_id, start, stop)
+                break
+            except RequestError as error:
+                if error.kind is not FailureKind.CACHE_IO:
+                    self._report(handle_id, error)
+                    raise
+                # What was on the disk is not any more: fetch it again, the second time past the disk.
+                log.error("the cache lost bytes of %s, fetching them again: %s", version.key, error)
+                first, last = chunk_span(start, stop)
+                self._store.forget_chunks(object_id, first, last)
+                self._feed(ev.Damaged(object_id, first, last, bypass))
+        else:
+            data = await self._read_when_resident(handle_id, start, stop)
+        self._metrics.bytes_served += stop - start
+        return data
+
+    async def _read_when_resident(self, handle_id: int, start: int, stop: int) -> bytes | memoryview:
+        """As `read`, from the cache file once the bytes are there.
+
+        Raises:
+            RequestError: of kind CACHE_IO if they were there and are not any more.
+        """
+        object_id, version = self._handles[handle_id]
+        metrics = self._metrics
         read_id = next(self._ids)
         waiter = _Waiter(trio.Event())
         self._waiters[read_id] = waiter
@@ -163,12 +190,16 @@ class Engine:
                 return waiter.data
             if self._store.read_now(object_id, start, stop, self._buffer):
                 return self._buffer[: stop - start]
-            return await trio.to_thread.run_sync(
-                self._store.read, object_id, start, stop, limiter=self._disk_limiter
-            )
+            return await trio.to_thread.run_sync(self._store.read, object_id, start, stop, limiter=self._disk_limiter)
         finally:
             del self._waiters[read_id]
             self._feed(ev.ReadFinished(read_id))
+
+    def _report(self, handle_id: int, error: RequestError) -> None:
+        """Say in the log that a reader got an error, once for each open file."""
+        if handle_id not in self._reported:
+            self._reported.add(handle_id)
+            log.warning("read of %s failed: %s", self._handles[handle_id][1].key, error)
 
     def cached_bytes(self, version: Version) -> int:
         """How much of this version is in the cache, or on its way there."""

@@ -92,6 +92,20 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """Resident chunks of `[first, last)` could not be read back: they are no longer there.
+
+    Args:
+        bypass: not for the first time, so the disk is not to be trusted with this object any more.
+    """
+
+    object_id: int
+    first: int
+    last: int
+    bypass: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The chunks `[first, last)` no longer occupy the disk."""
 
@@ -122,6 +136,7 @@ Event = (
     | FetchDone
     | FetchFailed
     | Verified
+    | Damaged
     | Released
     | Evicted
     | Tick

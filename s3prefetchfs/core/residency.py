@@ -121,7 +121,7 @@ class Residency:
         self._mark(found, first, last, RESIDENT)
 
     def give_up(self, found: CachedObject, first: int, last: int) -> None:
-        """IN_FLIGHT -> ABSENT."""
+        """Any state -> ABSENT: a fetch gave up, or bytes were lost."""
         self._mark(found, first, last, ABSENT)
         self._occupy(found, -found.disk_bytes(first, last))
 

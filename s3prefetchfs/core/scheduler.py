@@ -185,6 +185,8 @@ class Scheduler:
                 self._closed(event)
             case ev.Verified():
                 self._verified(event)
+            case ev.Damaged():
+                self._damaged(event)
             case ev.Released():
                 found = self._disk.objects[event.object_id]
                 self._disk.end_release(found, event.first, event.last)
@@ -373,6 +375,8 @@ class Scheduler:
         if fetch.first_failed_at is None:
             fetch.first_failed_at = now
         if now - fetch.first_failed_at >= self._retry_timeout_s:
+            # The kernel asks once more for what its read-ahead did not get: that need not take as long again.
+            found.failure = kind, now + FAILURE_MEMORY_S
             self._give_up(fetch, kind)
         else:
             fetch.not_before_s = now + backoff_s(fetch.attempts, event.jitter, event.retry_after_s)
@@ -402,6 +406,17 @@ class Scheduler:
             self._try_wake(read)
         if event.bad:
             self._feel_hunger(found)
+        self._settle(found)
+
+    def _damaged(self, event: ev.Damaged) -> None:
+        found = self._disk.objects[event.object_id]
+        found.bypass = found.bypass or event.bypass
+        first, last = found.run_of(RESIDENT, event.first, event.last)
+        while first < last:
+            self._disk.give_up(found, first, last)
+            self._corrupt_chunks += last - first
+            first, last = found.run_of(RESIDENT, last, event.last)
+        self._feel_hunger(found)
         self._settle(found)
 
     # ------------------------------------------------------------------------------------- dispatch

@@ -94,9 +94,7 @@ class Adapter(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(
-        self, config: Config, engine: Engine, catalog: Catalog, control: Control, metrics: Metrics
-    ) -> None:
+    def __init__(self, config: Config, engine: Engine, catalog: Catalog, control: Control, metrics: Metrics) -> None:
         super().__init__()
         self.metrics = metrics
         self._config = config

@@ -212,3 +212,19 @@ def test_a_lost_or_garbled_index_costs_only_the_cache(bucket: StandInBucket, mou
         path.unlink()
     third = mount(bucket, "--workers", "1", cache_dir=mounted.cache_dir)
     assert read(third / "x") == ramp(0, 2 * MIB)
+
+
+def test_bytes_lost_under_a_running_mount_are_fetched_again(bucket: StandInBucket, mount: Mount) -> None:
+    """A cache file that is cut short, or deleted, while mounted costs a fetch, and no reader sees it."""
+    for name in ("cut", "gone"):
+        bucket.put_ramp(name, 3 * MIB)
+    mounted = mount(bucket, "--workers", "1")
+    mounted.expected.append("the cache lost bytes")
+    for name in ("cut", "gone"):
+        assert read(mounted / name) == ramp(0, 3 * MIB)
+    cut, gone = object_files(mounted)
+    os.truncate(cut, MIB)
+    os.truncate(gone, 0)
+    gone.unlink()
+    for name in ("cut", "gone"):
+        assert read(mounted / name) == ramp(0, 3 * MIB)
