@@ -387,7 +387,6 @@ class Scheduler:
         found = fetch.found
         found.fetches -= 1
         if fetch.reader is not None:
-            fetch.reader.through_memory = False
             readers = [fetch.reader] if fetch.reader.waiting else []
         else:
             self._disk.give_up(found, fetch.reached, fetch.last)

@@ -24,6 +24,9 @@ or bad, not verified yet; a hole being punched."""
 GET_S = 0.03
 """While a world comes to rest, each answer takes this long."""
 
+REST_S = 50.0
+"""In a kind world every reader is answered within this time, also on the slowest capped link."""
+
 STEPS_TO_REST = 20_000
 
 
@@ -32,6 +35,7 @@ class ModelObject:
     object_id: int
     size_bytes: int
     disk: bytearray
+    bypass: bool = False
     handles: set[int] = field(default_factory=set)
     failures: set[FailureKind] = field(default_factory=set)
     evicting: bool = False
@@ -140,7 +144,7 @@ class World:
 
     def add(self, size_bytes: int, *, bypass: bool = False) -> int:
         """A new object; returns its id."""
-        found = ModelObject(self._id(), size_bytes, bytearray(chunk_count(size_bytes)))
+        found = ModelObject(self._id(), size_bytes, bytearray(chunk_count(size_bytes)), bypass)
         self.objects[found.object_id] = found
         self.send(ev.ObjectAdded(found.object_id, size_bytes, bypass=bypass))
         return found.object_id
@@ -242,13 +246,18 @@ class World:
         """Answer everything and let time pass until no reader waits; bounded, or it is a hang.
 
         Args:
-            failure: how every fetch ends from now on; None for success.
+            failure: how every fetch ends from now on; None for success. Then nobody may wait for his deadline.
         """
+        patient = [read for read in self.waiting if read.deadline_s > self.now + REST_S]
         for _ in range(STEPS_TO_REST):
             if not self.waiting:
-                return
+                break
             self._answer_something(failure)
-        raise AssertionError(f"readers still wait: {self.waiting}")
+        else:
+            raise AssertionError(f"readers still wait: {self.waiting}")
+        if failure is None:
+            timed_out = [read for read in patient if read.wake == ev.Wake(read.read_id, FailureKind.TIMEOUT)]
+            assert all(FailureKind.TIMEOUT in read.found.failures for read in timed_out), "served by its deadline only"
 
     def shut(self) -> None:
         """Finish and close everything, answer what is left: nothing must be on its way then, nothing planned."""
@@ -334,6 +343,7 @@ class World:
         assert len(self.fetches) < self.max_connections
         mine = ModelFetch(fetch.fetch_id, found, fetch.start, fetch.stop, fetch.to_memory, fetch.start)
         if not fetch.to_memory:
+            assert not found.bypass, "there is no cache file to fetch into"
             assert fetch.start % CHUNK_BYTES == 0
             assert fetch.stop % CHUNK_BYTES == 0 or fetch.stop == found.size_bytes
             assert all(found.disk[chunk] == ABSENT for chunk in mine.missing), "fetched over bytes that are there"

@@ -9,8 +9,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -168,15 +168,15 @@ def by_splice(path: Path) -> None:
 
 
 def by_cp(path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        copy = path_of_copy(stack)
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "copy"
         subprocess.run(["cp", "--reflink=auto", path, copy], check=True)
         assert copy.read_bytes() == ramp(0, BIG, 7)
 
 
 def by_copy_file_range(path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        copy = path_of_copy(stack)
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "copy"
         with open(path, "rb") as source, open(copy, "wb") as target:
             try:
                 while os.copy_file_range(source.fileno(), target.fileno(), BIG):
@@ -222,16 +222,10 @@ def by_interrupted_reads(path: Path) -> None:
         with open(sys.argv[1], "rb", buffering=0) as file:
             while piece := file.read(65536):
                 sys.stdout.buffer.write(piece)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     """
     done = subprocess.run([sys.executable, "-c", script, path], stdout=subprocess.PIPE, timeout=PATIENCE_S, check=True)
     assert done.stdout == ramp(0, BIG, 7)
-
-
-def path_of_copy(stack: contextlib.ExitStack) -> Path:
-    """A file on a local disk that goes with the stack."""
-    import tempfile
-
-    return Path(stack.enter_context(tempfile.TemporaryDirectory())) / "copy"
 
 
 WAYS = {
@@ -277,7 +271,7 @@ def test_the_largest_object(mnt: Mounted) -> None:
 
 
 @pytest.fixture(scope="module")
-def small(module_bucket: StandInBucket, module_mount: Mount) -> Iterator[Mounted]:
+def small(module_bucket: StandInBucket, module_mount: Mount) -> Mounted:
     module_bucket.put_ramp("large", 200 * MIB, 3)
     return module_mount(module_bucket, "--cache-size", "32MiB")
 

@@ -25,7 +25,7 @@ from tests.s3.conftest import CacheFile
 from tests.s3stub import S3Stub
 
 MIB = 1 << 20
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 
 MakeFile = Callable[..., CacheFile]
 Answer = wire.Landed | wire.Got | wire.Failed
@@ -403,7 +403,7 @@ def test_stopping_with_everything_stuck(settings: ClientSettings, fake_worker: C
             await eventually(lambda: this.pool.statistics().connections_in_use == 3)
             os.kill(pids[0], signal.SIGSTOP)
             began_s = trio.current_time()
-        assert trio.current_time() - began_s < process_module.STOP_TIMEOUT_S + 3
+        assert trio.current_time() - began_s < 20
         assert not any(exists(pid) for pid in pids)
         assert not this.messages
 
