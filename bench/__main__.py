@@ -85,6 +85,8 @@ def _measure(
         console.print(*(f"{name}: {text}" for name, text in described.items()), sep="\n")
         if not machine.may_drop_caches():
             console.print("[yellow]caches are not dropped between runs: that needs root[/]")
+        if not machine.is_idle():
+            console.print("[yellow]this machine is busy with something else: see the rest of the CPU time[/]")
         local = workdir / "bucket"
         local.mkdir()
         stub = until.enter_context(S3Stub(workdir))
@@ -95,7 +97,7 @@ def _measure(
         readers = Readers(site)
         until.callback(readers.close)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        progress = until.enter_context(Progress(*columns, console=console))
+        progress = until.enter_context(Progress(*columns, console=console, transient=True))
         task = progress.add_task("")
         runner = Runner(site, stub, data, readers, lambda what: progress.update(task, description=what))
         for name in names:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.child import BenchError, Child
+from bench.child import ANSWER_S, BenchError, Child
 from s3prefetchfs.config import OPTIONS
 
 CONNECTIONS = int(OPTIONS["max-connections"].default)
@@ -91,12 +91,15 @@ class Running(ABC):
     """A contender at work.
 
     Attributes:
+        root: the directory where the files are, or come to be.
         pid: of the process that, with its descendants, does the work; None if that is the kernel.
         start_s: what it took to get ready.
     """
 
-    pid: int | None = None
-    start_s = 0.0
+    def __init__(self, root: Path, pid: int | None, start_s: float) -> None:
+        self.root = root
+        self.pid = pid
+        self.start_s = start_s
 
     @abstractmethod
     def stream(self, files: list[File]) -> float:
@@ -115,20 +118,24 @@ class Files(Running):
     """Something that shows the bucket as files.
 
     Args:
-        root: the directory. readers: who read.
+        readers: who read. The others: see Running.
     """
 
-    def __init__(self, root: Path, readers: Readers, pid: int | None = None, start_s: float = 0.0) -> None:
-        self._root = root
+    def __init__(self, readers: Readers, root: Path, pid: int | None = None, start_s: float = 0.0) -> None:
+        super().__init__(root, pid, start_s)
         self._readers = readers
-        self.pid = pid
-        self.start_s = start_s
 
     def stream(self, files: list[File]) -> float:
         paths = self._listed(files)
         began_s = time.perf_counter()
         dds = [subprocess.Popen(["dd", f"if={path}", "of=/dev/null", "bs=1M", "status=none"]) for path in paths]
-        failed = [path for dd, path in zip(dds, paths, strict=True) if dd.wait() != 0]
+        try:
+            failed = [path for dd, path in zip(dds, paths, strict=True) if dd.wait(ANSWER_S) != 0]
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"dd still reads after {ANSWER_S:g} s") from None
+        finally:
+            for dd in dds:
+                dd.kill()  # does nothing to those that have ended
         seconds = time.perf_counter() - began_s
         if failed:
             raise BenchError(f"dd could not read {failed[0]}")
@@ -147,7 +154,7 @@ class Files(Running):
 
     def _listed(self, files: list[File]) -> list[str]:
         """Paths of the files, whose directories were listed: this is how a reader comes to know of them."""
-        paths = [self._root / file.key for file in files]
+        paths = [self.root / file.key for file in files]
         found = {os.path.join(parent, name) for parent in {p.parent for p in paths} for name in os.listdir(parent)}
         if lost := [path for path in map(os.fspath, paths) if path not in found]:
             raise BenchError(f"{lost[0]} is not there")
@@ -188,7 +195,7 @@ class Local(Contender):
 
     @contextlib.contextmanager
     def started(self, site: Site, readers: Readers, cache_bytes: int | None) -> Iterator[Running]:
-        yield Files(site.local, readers)
+        yield Files(readers, site.local)
 
 
 class Downloader(Contender):
@@ -205,15 +212,13 @@ class Downloader(Contender):
 
 
 class _Downloading(Running):
-    def __init__(self, child: Child, place: Path, start_s: float) -> None:
+    def __init__(self, child: Child, root: Path, start_s: float) -> None:
+        super().__init__(root, child.pid, start_s)
         self._child = child
-        self._place = place
-        self.pid = child.pid
-        self.start_s = start_s
 
     def stream(self, files: list[File]) -> float:
         keys, sizes = [file.key for file in files], [file.size_bytes for file in files]
-        return float(self._child.ask(keys=keys, sizes=sizes, directory=os.fspath(self._place))["seconds"])
+        return float(self._child.ask(keys=keys, sizes=sizes, directory=os.fspath(self.root))["seconds"])
 
     def epoch(self, files: list[File]) -> float:
         return self.stream(files)
@@ -246,7 +251,7 @@ class Mount(Contender):
                         raise BenchError(f"{self.name} does not mount: {(place / 'log').read_text()[-2000:]}")
                     time.sleep(_POLL_S)
                 os.listdir(mountpoint)
-                yield Files(mountpoint, readers, daemon.pid, time.perf_counter() - began_s)
+                yield Files(readers, mountpoint, daemon.pid, time.perf_counter() - began_s)
             finally:
                 _unmount(mountpoint, daemon)
 

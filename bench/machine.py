@@ -39,6 +39,11 @@ def describe(workdir: Path) -> dict[str, str]:
     return described
 
 
+def is_idle() -> bool:
+    """Whether nobody else has been using much of the CPU for the last minute."""
+    return os.getloadavg()[0] < len(os.sched_getaffinity(0)) / 2
+
+
 def _filesystem(path: Path) -> str:
     """Type and device of the filesystem that holds `path`."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from bench.contenders import CONTENDERS
 from bench.runner import Outcome
-from bench.summary import CPU_PARTS, METRICS, Rounds, Spread, Target, ratios, spread_of
+from bench.summary import METRICS, TOGETHER, Rounds, Spread, Target, ratios, spread_of
 
 
 def rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
@@ -19,7 +19,7 @@ def rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     with_ratio = len(scenario.contenders) > 1
     headings = ["", f"{METRICS[first].label} (min-max)"]
     headings += [f"x {scenario.reference} (min-max)"] if with_ratio else []
-    headings += [METRICS[metric].label for metric in others] + [f"CPU s/GB: {' + '.join(CPU_PARTS)}"]
+    headings += [METRICS[metric].label for metric in others]
     table = []
     for name in scenario.contenders:
         if not any(name in samples for samples in rounds):
@@ -27,9 +27,7 @@ def rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
         row = [name, _with_ends(spread_of(rounds, first, name), METRICS[first].show)]
         if with_ratio:
             row.append(_with_ends(ratios(rounds, first, name, scenario.reference), "{:.2f}".format))
-        row += [_median(rounds, metric, name, METRICS[metric].show) for metric in others]
-        row.append(" + ".join(_median(rounds, metric, name, "{:.2f}".format) for metric in CPU_PARTS.values()))
-        table.append(row)
+        table.append(row + [_medians(rounds, metric, name) for metric in others])
     return headings, table
 
 
@@ -37,9 +35,9 @@ def _with_ends(spread: Spread | None, show: Callable[[float], str]) -> str:
     return f"{show(spread.median)} ({show(spread.low)}-{show(spread.high)})" if spread else "-"
 
 
-def _median(rounds: Rounds, metric: str, name: str, show: Callable[[float], str]) -> str:
-    spread = spread_of(rounds, metric, name)
-    return show(spread.median) if spread else "-"
+def _medians(rounds: Rounds, metric: str, name: str) -> str:
+    spreads = [spread_of(rounds, part, name) for part in TOGETHER.get(metric, (metric,))]
+    return " + ".join(METRICS[metric].show(spread.median) if spread else "-" for spread in spreads)
 
 
 def verdict(target: Target, outcome: Outcome) -> str:
@@ -112,6 +110,7 @@ def document(outcome: Outcome, machine: dict[str, str]) -> dict[str, Any]:
 
 def _summary(outcome: Outcome, name: str) -> dict[str, Any]:
     scenario, rounds = outcome.scenario, outcome.rounds
-    spreads = {metric: spread_of(rounds, metric, name) for metric in (*scenario.metrics, *CPU_PARTS.values())}
+    parts = [part for metric in scenario.metrics for part in TOGETHER.get(metric, (metric,))]
+    spreads = {part: spread_of(rounds, part, name) for part in parts}
     spreads["ratio"] = ratios(rounds, scenario.metrics[0], name, scenario.reference)
     return {metric: [s.median, s.low, s.high] for metric, s in spreads.items() if s}

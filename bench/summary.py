@@ -104,12 +104,14 @@ METRICS = {
     "rss_mib": Metric("RSS MiB", _digits(0)),
     "peak_rss_mib": Metric("peak RSS MiB", _digits(0)),
     "pss_mib": Metric("PSS MiB", _digits(0)),
+    "cpu_s_per_gb": Metric("CPU s/GB: own + reader + stand-in + rest", _digits(2)),
     "s3_mb": Metric("MB from S3", _digits(1)),
     "gets": Metric("GETs", _digits(0)),
     "start_s": Metric("start s", _digits(2)),
 }
 """Sizes are decimal (MB = 10^6 bytes) except memory."""
 
-CPU_PARTS = {"own": "cpu_s_per_gb", "reader": "reader_cpu_s_per_gb", "stand-in": "stub_cpu_s_per_gb"}
-CPU_PARTS["rest"] = "other_cpu_s_per_gb"
-"""Who used the cores, and the metric that says how much. The rest is the kernel's own threads, and strangers."""
+TOGETHER = {
+    "cpu_s_per_gb": ("cpu_s_per_gb", "reader_cpu_s_per_gb", "stub_cpu_s_per_gb", "other_cpu_s_per_gb"),
+}
+"""Metrics that are shown in one column. The rest of the CPU time is the kernel's own threads, and strangers."""

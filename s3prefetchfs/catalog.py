@@ -115,17 +115,20 @@ class Catalog:
             RequestError: S3 does not say. KeyError, NotADirectoryError: as Namespace.
         """
         question = parent_ino, name
-        while (answer := self._namespace.lookup(parent_ino, name, trio.current_time())) is None:
-            if question in self._lookups:
-                await self._lookups[question].wait()
-                continue
-            done = self._lookups[question] = trio.Event()
-            try:
-                return await self._probe(parent_ino, name)
-            finally:
+        answer = self._namespace.lookup(parent_ino, name, trio.current_time())
+        if answer is None and question in self._lookups:
+            await self._lookups[question].wait()
+            # Still none if the other one failed, or if nothing is believed. Then all who waited ask, at once.
+            answer = self._namespace.lookup(parent_ino, name, trio.current_time())
+        if answer is not None:
+            return answer
+        done = self._lookups[question] = trio.Event()
+        try:
+            return await self._probe(parent_ino, name)
+        finally:
+            done.set()
+            if self._lookups.get(question) is done:
                 del self._lookups[question]
-                done.set()
-        return answer
 
     async def open_directory(self, ino: int) -> OpenDirectory:
         """A listing of the directory: one that is still believed, or one that now begins."""

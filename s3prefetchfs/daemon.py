@@ -206,7 +206,6 @@ def _client_settings(config: Config) -> ClientSettings:
         sign_requests=config.sign_requests,
         requester_pays=config.requester_pays,
         addressing_style=config.addressing_style,
-        connections=-(-config.max_connections // config.worker_processes) + 2,
         connect_timeout_s=min(config.stall_timeout_s, 5.0),
         stall_timeout_s=config.stall_timeout_s,
     )

@@ -213,7 +213,14 @@ class Engine:
     # ------------------------------------------------------------------------------------- from the workers
 
     def receive(self, message: wire.Landed | wire.Got | wire.Failed) -> None:
-        """A worker answered a Get."""
+        """A worker answered a Get. What goes wrong here is a bug, and must not end the daemon."""
+        try:
+            self._receive(message)
+        except Exception:
+            self._metrics.handler_errors += 1
+            log.exception("cannot take in %s", message)
+
+    def _receive(self, message: wire.Landed | wire.Got | wire.Failed) -> None:
         fetch_id = message.request_id
         object_id = self._fetches.get(fetch_id)
         if object_id is None:
@@ -312,7 +319,14 @@ class Engine:
 
     def _spawn(self, work: Callable[[ev.Instruction], Awaitable[None]], instruction: ev.Instruction) -> None:
         assert self._nursery is not None
-        self._nursery.start_soon(work, instruction)
+        self._nursery.start_soon(self._do, work, instruction)
+
+    async def _do(self, work: Callable[[ev.Instruction], Awaitable[None]], instruction: ev.Instruction) -> None:
+        try:
+            await work(instruction)
+        except Exception:  # a bug, as in `receive`
+            self._metrics.handler_errors += 1
+            log.exception("cannot do %s", instruction)
 
     async def _in_thread(self, what: str, work: Callable[..., object], *args: object) -> object:
         """The result of blocking work on the cache disk; None, and a line in the log, if it fails."""

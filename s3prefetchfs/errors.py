@@ -2,7 +2,7 @@
 
 Two tables, two borders. `FailureKind` names what can go wrong between us and S3 or the cache disk; each kind
 knows the errno a reader gets and whether trying again can help. Foreign errors are translated into a kind once,
-in `s3/client.py`; kinds become errnos once, in `fuse/adapter.py`. `UserError` is for people: a message that says
+in `s3/failures.py`; kinds become errnos once, in `fuse/adapter.py`. `UserError` is for people: a message that says
 what to do, and the exit code of the command.
 """
 

@@ -13,7 +13,7 @@ from bench import report
 from bench.contenders import CONTENDERS
 from bench.runner import Outcome
 from bench.scenarios import RECORD_BYTES, RECORDS_PER_SHARD, SCENARIOS, write_tfrecords
-from bench.summary import CPU_PARTS, METRICS, Spread, Target, order, percentile, ratios, spread_of
+from bench.summary import METRICS, TOGETHER, Spread, Target, order, percentile, ratios, spread_of
 
 ROUNDS = [
     {"ours": {"mb_per_s": 300.0}, "theirs": {"mb_per_s": 400.0}},
@@ -80,7 +80,7 @@ def test_scenarios_name_what_exists():
 
 
 def _outcome(ours_mb_per_s: float) -> Outcome:
-    sample = {"gets": 31.0, "s3_mb": 256.0, "start_s": 0.5, **dict.fromkeys(CPU_PARTS.values(), 1.25)}
+    sample = {"gets": 31.0, "s3_mb": 256.0, "start_s": 0.5, **dict.fromkeys(TOGETHER["cpu_s_per_gb"], 1.25)}
     rounds = [
         {"downloader": {**sample, "mb_per_s": 400.0}, "s3prefetchfs": {**sample, "mb_per_s": ours_mb_per_s + n}}
         for n in range(3)

@@ -38,15 +38,6 @@ START_SLACK_S = 60.0
 _TERM_GRACE_S = 5.0
 _KILL_GRACE_S = 1.0
 
-_RELATIVE_PATH_VARIABLES = (
-    "AWS_CA_BUNDLE",
-    "AWS_CONFIG_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "REQUESTS_CA_BUNDLE",
-)
-"""Files that boto3 opens by name. The child leaves the working directory, so they are made absolute first."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -121,9 +112,6 @@ def _be_the_child(run: Run, log_file: Path, writing: int) -> NoReturn:
 
 
 def _detach(log_file: Path) -> None:
-    for variable in _RELATIVE_PATH_VARIABLES:
-        if path := os.environ.get(variable):
-            os.environ[variable] = os.path.abspath(os.path.expanduser(path))
     os.setsid()
     os.chdir("/")  # not to keep the filesystem busy that we were started from, which may be the mountpoint itself
     null = os.open(os.devnull, os.O_RDONLY)

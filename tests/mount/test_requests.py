@@ -137,6 +137,18 @@ def test_askers_share_a_lookup(mnt: Mounted, module_bucket: StandInBucket) -> No
     assert len(module_bucket.log()) == 2 * 4
 
 
+def test_askers_do_not_queue(bucket: StandInBucket, mount: Mount) -> None:
+    """Where nothing may be believed, sixteen at once do not wait for each other in a row."""
+    bucket.put("x", b"x")
+    mnt = mount(bucket, "--workers", "4", "--metadata-ttl", "0")
+    bucket.configure(list_latency_ms=500)
+    bucket.clear_log()
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(lambda _: os.stat(mnt / "x").st_size, range(16))) == [1] * 16
+    probes = bucket.log("LIST", "x")
+    assert max(probe.start_s for probe in probes) - min(probe.start_s for probe in probes) < 0.5 * 8
+
+
 def test_readers_share_a_listing(mnt: Mounted, module_bucket: StandInBucket) -> None:
     """Eight at once that list one directory cost what one does, and each gets all of it."""
     (mnt / "shared").stat()
