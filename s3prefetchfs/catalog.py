@@ -174,6 +174,11 @@ class Catalog:
         prefix, slash, name = raw.rpartition(b"/")
         self._forget_name(self._namespace.directory_ino(prefix + slash), name)
 
+    @property
+    def inodes(self) -> int:
+        """As Namespace.inodes."""
+        return self._namespace.inodes
+
     def counts(self) -> Counts:
         """As Namespace.counts."""
         return self._namespace.counts()

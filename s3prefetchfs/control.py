@@ -106,6 +106,7 @@ class Status:
                 "directories": counts.directories,
                 "hidden_keys": counts.hidden_keys,
                 "shadowed_keys": counts.shadowed_keys,
+                "inodes": self._catalog.inodes,
                 "lists": metrics.lists,
                 "heads": metrics.heads,
             },

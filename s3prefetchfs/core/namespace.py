@@ -296,6 +296,11 @@ class Namespace:
         taken, self._to_report = self._to_report, []
         return taken
 
+    @property
+    def inodes(self) -> int:
+        """How many the kernel remembers, not counting the root."""
+        return len(self._inodes)
+
     def counts(self) -> Counts:
         total = self._kept
         for listing in self._in_progress.values():

@@ -7,6 +7,7 @@ else), so every handler passes the same border, where exceptions become errnos.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import itertools
@@ -128,8 +129,12 @@ class Adapter(pyfuse3.Operations):
         self._catalog.remember(answer.entry)
         return self._attributes(answer.entry, valid_s)
 
-    @_border
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        with contextlib.suppress(pyfuse3.FUSEError):  # it has no reply: pyfuse3 takes this, too, for the end
+            await self._forget(inode_list)
+
+    @_border
+    async def _forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for ino, lookups in inode_list:
             if ino >= FIRST_TREE_INO:
                 self._catalog.forget(ino, lookups)

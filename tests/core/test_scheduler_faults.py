@@ -175,7 +175,7 @@ def test_a_throttled_server_sees_half_the_requests() -> None:
     """And more of them again as time passes without a complaint."""
     world = World(capacity_bytes=GIB, max_connections=8)
     for _ in range(12):
-        a_waiting_read(world)
+        world.read(world.open_new(GIB), FAR, FAR + 1)
     assert len(world.fetches) == 8
     for fetch_id in list(world.fetches):
         world.fail(fetch_id, FailureKind.THROTTLED, jitter=0.99)

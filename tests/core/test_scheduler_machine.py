@@ -243,6 +243,15 @@ class Moves(RuleBasedStateMachine):
         answer, index = possible[pick % len(possible)]
         answer(index)
 
+    @precondition(can_read)
+    @rule(pick=picks, share=st.floats(0, 1), bypass=st.booleans())
+    def damage(self, pick: int, share: float, bypass: bool) -> None:
+        """A reader finds that the disk lost some of what it read."""
+        found = self.world.handles[picked(self.world.handles, pick)]
+        if found.disk:
+            first = int(share * (len(found.disk) - 1))
+            self.world.damage(found.object_id, first, min(first + 8, len(found.disk)), bypass)
+
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.05, 0.3, 1.0, 7.0]))
     def time_passes(self, seconds: float) -> None:
         """Without a Tick: the alarm is late, as in a busy daemon."""
@@ -295,6 +304,7 @@ MOVES: list[tuple[int, Callable[..., Any], Callable[..., Any], list[str]]] = [
     (2, Moves.has_fetches, Moves.fail, ["pick", "kind", "retry_after_s", "jitter"]),
     (1, Moves.has_ended, Moves.late_message, ["pick", "kind"]),
     (8, Moves.disk_is_busy, Moves.disk_answers, ["pick"]),
+    (1, Moves.can_read, Moves.damage, ["pick", "share", "bypass"]),
     (8, lambda moves: True, Moves.time_passes, ["seconds"]),
     (4, Moves.alarm_is_set, Moves.tick, ["late_s"]),
 ]

@@ -222,6 +222,13 @@ class World:
             disk[chunk] = ABSENT if chunk in bad else LANDED
         return self.send(ev.Verified(verify.object_id, verify.first, verify.last, bad))
 
+    def damage(self, object_id: int, first: int, last: int, bypass: bool) -> list[ev.Instruction]:
+        """What a reader was told is on the disk cannot be read back."""
+        disk = self.objects[object_id].disk
+        for chunk in range(first, last):
+            disk[chunk] = ABSENT if disk[chunk] == LANDED else disk[chunk]
+        return self.send(ev.Damaged(object_id, first, last, bypass))
+
     def answer_release(self, index: int = 0) -> list[ev.Instruction]:
         release = self.releases.pop(index)
         for chunk in range(release.first, release.last):

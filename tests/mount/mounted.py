@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +60,7 @@ class Mounted:
         source: what to mount instead of the bucket's name, such as `name/prefix`.
         cache_dir: instead of one below `place`.
         environment: changes to `bucket.server.environment()`.
+        program: instead of COMMAND.
 
     Attributes:
         path: the mountpoint. process: the daemon. cache_dir, log_path.
@@ -78,6 +79,7 @@ class Mounted:
         mountpoint: Path | None = None,
         cache_dir: Path | None = None,
         environment: dict[str, str] | None = None,
+        program: Sequence[str] = COMMAND,
     ) -> None:
         place.mkdir(exist_ok=True)
         self.path = mountpoint or place / "mnt"
@@ -87,7 +89,7 @@ class Mounted:
         self.expected: list[str] = []
         self.closed = False
         where = ["--endpoint-url", bucket.server.endpoint_url, "--cache-dir", os.fspath(self.cache_dir)]
-        command = [*COMMAND, "mount", source or bucket.name, os.fspath(self.path), "--foreground", *where]
+        command = [*program, "mount", source or bucket.name, os.fspath(self.path), "--foreground", *where]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--cache-size", "1GiB", *options],

@@ -229,19 +229,19 @@ def test_shuffled_reads_of_a_stream(mnt: Mounted, module_bucket: StandInBucket, 
 def test_random_readers_are_served_at_once(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
     """Thirty-two scattered reads of one file are as many GETs at the same time, not one after the other."""
     module_bucket.put_ramp(key, GIB)
-    module_bucket.configure(latency_ms=300)
+    fd = os.open(mnt / key, os.O_RDONLY | os.O_DIRECT)
+    module_bucket.configure(latency_ms=500)
 
     def read(number: int) -> None:
-        fd = os.open(mnt / key, os.O_RDONLY | os.O_DIRECT)
-        try:
-            with mmap.mmap(-1, 4096) as buffer:
-                os.preadv(fd, [buffer], number * 30 * MIB)
-                assert buffer[:] == ramp(number * 30 * MIB, number * 30 * MIB + 4096)
-        finally:
-            os.close(fd)
+        with mmap.mmap(-1, 4096) as buffer:
+            os.preadv(fd, [buffer], number * 30 * MIB)
+            assert buffer[:] == ramp(number * 30 * MIB, number * 30 * MIB + 4096)
 
-    with ThreadPoolExecutor(32) as threads:
-        list(threads.map(read, range(1, 33)))
+    try:
+        with ThreadPoolExecutor(32) as threads:
+            list(threads.map(read, range(1, 33)))
+    finally:
+        os.close(fd)
     assert most_at_once(gets(module_bucket, key)) >= 16
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -140,13 +139,13 @@ def test_askers_share_a_lookup(mnt: Mounted, module_bucket: StandInBucket) -> No
 def test_askers_do_not_queue(bucket: StandInBucket, mount: Mount) -> None:
     """Where nothing may be believed, sixteen at once do not wait for each other in a row."""
     bucket.put("x", b"x")
-    mnt = mount(bucket, "--workers", "4", "--metadata-ttl", "0")
-    bucket.configure(list_latency_ms=500)
+    mnt = mount(bucket, "--metadata-ttl", "0")
+    bucket.configure(list_latency_ms=200)
     bucket.clear_log()
     with ThreadPoolExecutor(16) as threads:
         assert list(threads.map(lambda _: os.stat(mnt / "x").st_size, range(16))) == [1] * 16
     probes = bucket.log("LIST", "x")
-    assert max(probe.start_s for probe in probes) - min(probe.start_s for probe in probes) < 0.5 * 8
+    assert max(probe.start_s for probe in probes) - min(probe.start_s for probe in probes) < 0.2 * 12
 
 
 def test_readers_share_a_listing(mnt: Mounted, module_bucket: StandInBucket) -> None:
@@ -172,22 +171,6 @@ def test_lookups_go_on_while_a_directory_is_listed(mnt: Mounted, module_bucket: 
         assert len(module_bucket.directory_lists("slow/")) < 40
 
 
-def test_metadata_does_not_wait_for_data(bucket: StandInBucket, mount: Mount) -> None:
-    """With every connection for data stuck, names are looked up and directories listed; the reads end well later."""
-    bucket.synthesize("data/k", 16, MIB)
-    bucket.synthesize("other/k", 100, 1)
-    mnt = mount(bucket, "--workers", "1", "--max-connections", "8", "--stall-timeout", "3s")
-    bucket.configure(faults=[{"verb": "GET", "no_first_byte": True, "for_s": 2}])
-    with ThreadPoolExecutor(16) as threads:
-        reads = [threads.submit((mnt / f"data/k{i:08d}").read_bytes) for i in range(16)]
-        eventually(lambda: mnt.status()["reads"]["waiting"], lambda waiting: waiting >= 8)
-        assert len(os.listdir(mnt / "other")) == 100
-        assert (mnt / "other/k00000007").stat().st_size == 1
-        assert not any(read.done() for read in reads)
-        for number, read in enumerate(reads):
-            assert read.result() == ramp(0, MIB, number)
-
-
 # --------------------------------------------------------------------------------------------------- memory
 
 
@@ -204,18 +187,17 @@ def test_memory_of_a_key(bucket: StandInBucket, mount: Mount) -> None:
     assert (mnt.rss_bytes() - base_bytes) / count <= 400
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make the kernel forget")
-def test_memory_goes_when_the_kernel_forgets(bucket: StandInBucket, mount: Mount) -> None:
-    """Round after round over other directories takes no more than the first."""
-    count = 30_000
+def test_inodes_go_when_the_kernel_forgets(bucket: StandInBucket, mount: Mount) -> None:
+    """Names that nobody uses any more are dropped, and their memory is used for others."""
+    count = 10_000
+    mnt = mount(bucket, "--workers", "1", "--metadata-ttl", "0")
+    sizes = []
     for number in range(4):
         bucket.synthesize(f"d{number}/shard-of-a-data-set-", count, 1)
-    mnt = mount(bucket, "--workers", "1", "--metadata-ttl", "0")
-    sizes = [mnt.rss_bytes()]
-    for number in range(4):
         assert lines_of("find", mnt / f"d{number}") == count + 1
+        assert mnt.status()["namespace"]["inodes"] >= count
         forget_inodes()
+        eventually(lambda: mnt.status()["namespace"]["inodes"], lambda inodes: inodes < count / 10)
         sizes.append(mnt.rss_bytes())
-    grown = [after - before for before, after in itertools.pairwise(sizes)]
-    assert sum(grown[1:]) < count * 150, f"grown by {grown}"
+    assert sizes[-1] - sizes[0] < 200 * count, f"grows: {sizes}"
