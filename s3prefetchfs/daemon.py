@@ -129,7 +129,7 @@ async def _session(config: Config, status: Status, on_ready: Callable[[], None])
 
         async def announce() -> None:
             # Not ready before the kernel got an answer from us: this asks for the root, so never in this thread.
-            await trio.to_thread.run_sync(kernel.raise_read_ahead, config.mountpoint, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(kernel.tune, config.mountpoint, abandon_on_cancel=True)
             log.info("mounted s3://%s/%s on %s", config.bucket, config.prefix, config.mountpoint)
             notify.notify("READY=1", f"STATUS=serving s3://{config.bucket}/{config.prefix}")
             on_ready()

@@ -249,11 +249,11 @@ class Engine:
     def _note_failure(self, object_id: int, message: wire.Failed) -> None:
         text = f"{message.kind.text}: {message.detail}"
         if message.kind.retryable:
-            if self._failures.get(object_id) != text:
+            if self._failures.get(object_id) != message.detail:
                 log.info("fetch failed: %s", text)
         else:  # again with every open, so said once
             log_once(log, logging.WARNING, (message.kind, self._versions[object_id]), f"cannot read: {text}")
-        self._failures[object_id] = text
+        self._failures[object_id] = message.detail
 
     # ------------------------------------------------------------------------------------- events, instructions
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import select
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyfuse3
@@ -24,6 +28,11 @@ stopping `ls`; a task costs a few KiB."""
 READ_AHEAD_KIB = 1024
 """The kernel's read-ahead per file. Its default of 128 KiB makes a request of each 128 KiB; 1 MiB is the largest
 request, and a sequential reader is then served by an eighth of the calls."""
+
+
+MAX_BACKGROUND = 512
+"""Requests of the kernel's read-ahead under way at once, half of MAX_TASKS. Its default is 12, for the whole mount:
+sixteen cold streams then wait for each other, and a dozen stalled ones stop all others."""
 
 
 def mount(operations: pyfuse3.Operations, config: Config) -> None:
@@ -52,22 +61,34 @@ def mount(operations: pyfuse3.Operations, config: Config) -> None:
     _guard_session_loop()
 
 
-def raise_read_ahead(mountpoint: Path) -> int | None:
-    """Raise the kernel's read-ahead for the mount to READ_AHEAD_KIB; needs root.
-
-    Returns:
-        The read-ahead now in force in KiB, or None if it is not known.
-    """
+def tune(mountpoint: Path) -> None:
+    """Raise the kernel's limits for the mount; needs root, and without it the mount works as the kernel likes."""
     device = os.stat(mountpoint).st_dev
-    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    settings = {Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"): READ_AHEAD_KIB}
     try:
-        setting.write_text(f"{READ_AHEAD_KIB}\n")
-    except OSError as error:
-        log.info("kernel read-ahead left as it is: %s", error)
-    try:
-        return int(setting.read_text())
-    except (OSError, ValueError):
-        return None
+        with _connections() as connections:
+            connection = connections / str(os.minor(device))
+            settings[connection / "max_background"] = MAX_BACKGROUND
+            settings[connection / "congestion_threshold"] = MAX_BACKGROUND * 3 // 4  # the kernel's own proportion
+            for setting, value in settings.items():
+                setting.write_text(f"{value}\n")
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("kernel limits left as they are: %s", error)
+
+
+@contextmanager
+def _connections() -> Iterator[Path]:
+    """The directory of FUSE connections (fusectl); where nobody has mounted it, as in containers, for now only."""
+    directory = Path("/sys/fs/fuse/connections")
+    if any(directory.iterdir()):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="s3prefetchfs-") as place:
+        subprocess.run(["mount", "-t", "fusectl", "fusectl", place], check=True, capture_output=True, timeout=10)
+        try:
+            yield Path(place)
+        finally:
+            subprocess.run(["umount", "-l", place], check=True, capture_output=True, timeout=10)
 
 
 def forget_name(parent_ino: int, name: bytes) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,14 +78,6 @@ def test_mount_leaves_a_daemon_and_umount_waits_for_its_end(
     assert list(mountpoint.iterdir()) == []
 
 
-@pytest.mark.parametrize("form", ["{0}/dir", "s3://{0}/dir", "s3://{0}/dir/"])
-def test_a_prefix_is_the_root_of_its_mount(filled: StandInBucket, mount: Mount, form: str) -> None:
-    """BUCKET/PREFIX and s3://BUCKET/PREFIX show what is below the prefix."""
-    mounted = mount(filled, "--workers", "1", source=form.format(filled.name))
-    assert [path.name for path in mounted.path.iterdir()] == ["file"]
-    assert mounted.status()["prefix"] == "dir/"
-
-
 def test_systemd_is_told(filled: StandInBucket, mount: Mount, tmp_path: Path) -> None:
     """With NOTIFY_SOCKET set, READY=1 comes when the mount is usable and STOPPING=1 when it ends."""
     path = tmp_path / "notify"
@@ -124,7 +117,49 @@ def test_status_for_people_and_for_programs(filled: StandInBucket, mount: Mount)
     assert document["cache"]["complete_objects"] == 1
 
 
+def test_options_from_a_file_and_from_fstab(filled: StandInBucket, mountpoint: Path, tmp_path: Path) -> None:
+    """A mount made of --config and -o alone, in the background, is found again by umount --config."""
+    file = tmp_path / "mount.toml"
+    file.write_text(
+        f'bucket = "s3://{filled.name}/dir"\nmountpoint = "{mountpoint}"\nworkers = 1\n'
+        f'endpoint-url = "{filled.server.endpoint_url}"\ncache-dir = "cache"\n'
+    )
+    mounting = run(filled, "mount", "--config", file, "-o", "ro,_netdev,file_mode=0440,cache_size=64MiB")
+    assert (mounting.returncode, mounting.stderr) == (0, "")
+    assert (mountpoint / "file").stat().st_mode & 0o777 == 0o440
+    assert (tmp_path / "cache").is_dir()
+    unmounting = run(filled, "umount", "--config", file)
+    assert (unmounting.returncode, unmounting.stderr) == (0, "")
+
+
 # ----------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "says"),
+    [
+        (["BUCKET", "PLACE/absent"], 1, "does not exist"),
+        (["BUCKET", "PLACE/file"], 1, "is not a directory"),
+        (["BUCKET", "PLACE/full"], 1, "is not empty"),
+        (["BUCKET", "PLACE/mnt", "--cache-size", "5G"], 2, "--cache-size: '5G' is not a size"),
+        (["BUCKET", "PLACE/mnt", "--metadata-ttl", "soon"], 2, "--metadata-ttl: 'soon' is not a duration"),
+        (["BUCKET", "PLACE/mnt", "-o", "cache_sise=1GiB"], 2, "the nearest valid name is cache_size"),
+        (["http://BUCKET", "PLACE/mnt"], 2, "s3://BUCKET"),
+    ],
+)
+def test_wrong_arguments(
+    filled: StandInBucket, mountpoint: Path, tmp_path: Path, arguments: list[str], exit_code: int, says: str
+) -> None:
+    """What is wrong, and what to do, on stderr; nothing is asked of S3 and nothing is mounted."""
+    (tmp_path / "file").touch()
+    (tmp_path / "full/x").mkdir(parents=True)
+    words = [word.replace("BUCKET", filled.name).replace("PLACE", os.fspath(tmp_path)) for word in arguments]
+    refused = run(filled, "mount", *words, *where(filled, tmp_path))
+    assert refused.returncode == exit_code
+    assert says in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert mounts.mount_at(mountpoint) is None
+    assert not filled.log()
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
@@ -198,6 +233,20 @@ def test_a_signal_unmounts(filled: StandInBucket, mount: Mount, number: signal.S
     mounted.destroy()
 
 
+def test_a_signal_does_not_wait_for_s3(bucket: StandInBucket, mount: Mount) -> None:
+    """With GETs under way that nobody answers, an idle mount is taken down at once."""
+    bucket.put_ramp("x", 64 << 20)
+    mounted = mount(bucket, "--workers", "1", "--stall-timeout", "1h")
+    (mounted / "x").stat()
+    bucket.configure(faults=[{"verb": "GET", "stall_after": 200_000}])
+    with open(mounted / "x", "rb", buffering=0) as file:
+        file.read(4096)
+    assert eventually(lambda: mounted.status()["fetch"]["in_flight"])
+    began_s = time.monotonic()
+    mounted.close()
+    assert time.monotonic() - began_s < 15
+
+
 def test_a_busy_mount_says_who_holds_it(filled: StandInBucket, mount: Mount) -> None:
     """A signal to a mount in use names the holder and what to do, and serves on; umount likewise."""
     mounted = mount(filled, "--workers", "1")
@@ -242,6 +291,20 @@ def test_umount_lazy_detaches(filled: StandInBucket, mount: Mount) -> None:
             holder.kill()
     assert mounted.wait() == 0
     mounted.destroy()
+
+
+def test_a_dead_mount_is_told_and_cleared(filled: StandInBucket, mount: Mount) -> None:
+    """After kill -9 status says so, and umount clears the mountpoint."""
+    mounted = mount(filled, "--workers", "1")
+    mounted.process.kill()
+    mounted.process.wait()
+    mounted.closed = True
+    told = run(filled, "status", mounted.path)
+    assert told.returncode == 1
+    assert "is dead" in told.stderr
+    assert run(filled, "umount", mounted.path).returncode == 0
+    assert mounts.mount_at(mounted.path) is None
+    assert list(mounted.path.iterdir()) == []
 
 
 def test_a_dead_mount_is_replaced(filled: StandInBucket, mount: Mount) -> None:

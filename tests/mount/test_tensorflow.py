@@ -14,7 +14,7 @@ import pytest
 from tests.mount.conftest import Mount
 from tests.mount.mounted import Mounted
 from tests.s3stub import ramp
-from tests.servers import Bucket
+from tests.servers import Bucket, StandInBucket
 
 SHARDS = 4
 RECORDS = 50
@@ -75,6 +75,18 @@ def test_glob_finds_the_shards(tf: Any, dataset: Dataset) -> None:
         dataset.path(f"train/{name}") for name in sorted(dataset.records)
     ]
     assert tf.io.gfile.glob(dataset.path("train/*.csv")) == []
+
+
+def test_glob_costs_a_listing(tf: Any, module_bucket: StandInBucket, module_mount: Mount) -> None:
+    """tf.io.gfile.glob over 100,000 keys is 100 Lists for them, and none the second time; never a HEAD or GET."""
+    module_bucket.synthesize("train/shard-", 100_000, 1)
+    mounted = module_mount(module_bucket, "--workers", "1", "--metadata-ttl", "indefinite")
+    (mounted / "train").stat()
+    module_bucket.clear_log()
+    for requests in (100, 0):
+        assert len(tf.io.gfile.glob(os.fspath(mounted / "train/shard-*"))) == 100_000
+        assert [(record.verb, record.key) for record in module_bucket.log()] == [("LIST", "train/")] * requests
+        module_bucket.clear_log()
 
 
 def test_walk_and_listdir_see_the_tree(tf: Any, dataset: Dataset) -> None:
