@@ -124,7 +124,7 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
 async def _session(config: Config, status: Status, on_ready: Callable[[], None]) -> None:
     """Serve FUSE requests until the filesystem is unmounted."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch_signals, config)
+        nursery.start_soon(_watch_signals, config, nursery.cancel_scope)
         nursery.start_soon(_tell_systemd, status)
 
         async def announce() -> None:
@@ -136,12 +136,12 @@ async def _session(config: Config, status: Status, on_ready: Callable[[], None])
 
         nursery.start_soon(announce)
         await pyfuse3.main(max_tasks=kernel.MAX_TASKS)
-        notify.notify("STOPPING=1")
-        log.info("unmounted %s", config.mountpoint)
         nursery.cancel_scope.cancel()
+    notify.notify("STOPPING=1")
+    log.info("unmounted %s", config.mountpoint)
 
 
-async def _watch_signals(config: Config) -> None:
+async def _watch_signals(config: Config, session: trio.CancelScope) -> None:
     """SIGTERM and SIGINT unmount. While the mount is in use they say by whom; the second one detaches it."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         asked = 0
@@ -158,7 +158,7 @@ async def _watch_signals(config: Config) -> None:
                 continue
             if asked > 1:
                 await trio.sleep(STOP_TIMEOUT_S)
-                pyfuse3.terminate()
+                session.cancel()  # not pyfuse3.terminate(): that waits for every handler, and so for S3
 
 
 def _unmount(mountpoint: Path, lazy: bool) -> None:
