@@ -135,7 +135,7 @@ async def _session(config: Config, status: Status, on_ready: Callable[[], None])
             on_ready()
 
         nursery.start_soon(announce)
-        await pyfuse3.main(max_tasks=kernel.MAX_TASKS)
+        await kernel.serve()
         nursery.cancel_scope.cancel()
     notify.notify("STOPPING=1")
     log.info("unmounted %s", config.mountpoint)
@@ -158,7 +158,7 @@ async def _watch_signals(config: Config, session: trio.CancelScope) -> None:
                 continue
             if asked > 1:
                 await trio.sleep(STOP_TIMEOUT_S)
-                session.cancel()  # not pyfuse3.terminate(): that waits for every handler, and so for S3
+                session.cancel()
 
 
 def _unmount(mountpoint: Path, lazy: bool) -> None:

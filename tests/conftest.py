@@ -35,7 +35,9 @@ def _no_mount_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def _mounts_below(directory: Path) -> list[Path]:
     """Our mounts; innermost first."""
-    found = [mount.mountpoint for mount in mounts.all_mounts() if mount.is_ours and directory in mount.mountpoint.parents]
+    found = [
+        mount.mountpoint for mount in mounts.all_mounts() if mount.is_ours and directory in mount.mountpoint.parents
+    ]
     return found[::-1]
 
 

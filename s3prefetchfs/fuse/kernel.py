@@ -5,6 +5,7 @@ Runs in the daemon. `pyfuse3` does the mount and the INIT; here are the options 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyfuse3
+import trio
 
 from s3prefetchfs.config import Config
 from s3prefetchfs.errors import UserError
@@ -36,7 +38,7 @@ sixteen cold streams then wait for each other, and a dozen stalled ones stop all
 
 
 def mount(operations: pyfuse3.Operations, config: Config) -> None:
-    """Mount; requests wait in the kernel until `pyfuse3.main` runs.
+    """Mount; requests wait in the kernel until `serve` runs.
 
     Raises:
         UserError: the kernel or fusermount3 refused.
@@ -58,7 +60,36 @@ def mount(operations: pyfuse3.Operations, config: Config) -> None:
             f"cannot mount on {config.mountpoint}: {error}",
             "the lines above by fusermount3 or mount name the reason; root or fusermount3, and /dev/fuse, are needed",
         ) from None
-    _guard_session_loop()
+    logging.getLogger("pyfuse3").addFilter(_is_news)
+
+
+async def serve() -> None:
+    """Answer the kernel's requests until the filesystem is unmounted. Ends at once then, whoever still waits for S3.
+
+    This is `pyfuse3.main`, with two of its ways mended. It waits for every handler before it returns; those that
+    are left at the end serve readers that were killed, and are cancelled here. And when a request is taken back, as
+    those of killed readers are, between the moment /dev/fuse becomes readable and the moment it is read, the read
+    would wait for the next request, and the whole daemon with it; here it fails with EAGAIN and the loop goes on.
+    """
+    fd = _session_fd()
+    os.set_blocking(fd, False)
+    session_loop = pyfuse3._session_loop  # type: ignore[attr-defined]
+    device = select.poll()
+    device.register(fd, 0)
+    async with trio.open_nursery() as nursery:
+
+        async def persistent_loop(*args: object) -> None:
+            while True:
+                try:
+                    await session_loop(*args)
+                except BlockingIOError:
+                    continue
+                if device.poll(0):  # POLLERR: the connection is gone
+                    nursery.cancel_scope.cancel()
+                return
+
+        pyfuse3._session_loop = persistent_loop  # type: ignore[attr-defined]
+        await pyfuse3.main(max_tasks=MAX_TASKS)
 
 
 def tune(mountpoint: Path) -> None:
@@ -96,24 +127,10 @@ def forget_name(parent_ino: int, name: bytes) -> None:
     pyfuse3.invalidate_entry_async(parent_ino, name, ignore_enoent=True)
 
 
-def _guard_session_loop() -> None:
-    """Keep a killed reader from ending the session.
-
-    A request that is taken back between the moment /dev/fuse becomes readable and the moment it is read makes the
-    read fail with EAGAIN, which pyfuse3 raises out of `main`. Other tasks may run in between, so the readiness is
-    asked for once more right before the read, with nothing in between.
-    """
-    original = pyfuse3._wait_fuse_readable  # type: ignore[attr-defined]
-    poll = select.poll()
-    poll.register(_session_fd(), select.POLLIN)
-
-    async def wait_fuse_readable() -> bool:
-        while await original():
-            if poll.poll(0):
-                return True
-        return False
-
-    pyfuse3._wait_fuse_readable = wait_fuse_readable  # type: ignore[attr-defined]
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a reply is not wanted any more: its reader was killed, and the kernel has taken the request back."""
+    late = (os.strerror(errno.ENOENT),), (os.strerror(errno.ENODEV),)
+    return not ("fuse_reply" in str(record.msg) and record.args in late)
 
 
 def _session_fd() -> int:

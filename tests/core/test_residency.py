@@ -108,7 +108,11 @@ def test_idle_objects_are_kept_least_recently_used_first() -> None:
         lambda disk, found: found.reads.add(1),
         lambda disk, found: setattr(found, "fetches", 1),
         lambda disk, found: disk.begin_verify(found, 0, 1),
-        lambda disk, found: (disk.begin_verify(found, 0, 1), disk.end_verify(found, 0, 1, ()), disk.begin_release(found, 0, 1)),
+        lambda disk, found: (
+            disk.begin_verify(found, 0, 1),
+            disk.end_verify(found, 0, 1, ()),
+            disk.begin_release(found, 0, 1),
+        ),
         lambda disk, found: disk.begin_evict(found),
     ],
     ids=["open", "read", "fetched", "verified", "released", "evicted"],

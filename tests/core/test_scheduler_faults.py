@@ -232,7 +232,7 @@ def test_a_refusal_ends_read_ahead() -> None:
 
 
 def test_read_ahead_returns_to_what_was_given_up() -> None:
-    """A hole in the window that a refusal left is fetched when the server is asked again, before the reader is there."""
+    """A hole in the window that a refusal left is fetched when the server is asked again, before its reader comes."""
     world = World(capacity_bytes=GIB, max_connections=8)
     handle_id = world.open_new(GIB)
     world.read(handle_id, 0, CHUNK_BYTES)
@@ -287,7 +287,7 @@ def test_a_full_disk_makes_old_objects_go() -> None:
 def test_a_broken_cache_file_is_avoided() -> None:
     """After an I/O error the object's absent chunks come through memory; other objects are cached as before."""
     world = World(capacity_bytes=GIB)
-    read_id, fetch_id = a_waiting_read(world)
+    _, fetch_id = a_waiting_read(world)
     world.fail(fetch_id, FailureKind.CACHE_IO)
     assert only_fetch(world).to_memory
     world.done(only_fetch(world).fetch_id)

@@ -20,10 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from s3prefetchfs.core import events as ev
-from s3prefetchfs.core.eviction import Evictor, Room
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count
-from s3prefetchfs.core.residency import RESIDENT, Residency
-from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.errors import FailureKind
 from tests.core.world import ABSENT, OLD, OLD_BAD, World
 

@@ -320,7 +320,9 @@ class World:
             match instruction:
                 case ev.Fetch():
                     fetch = self._on_fetch(instruction)
-                    if not any(read.found is fetch.found and _meet(read.chunks, fetch.missing) for read in self.waiting):
+                    if not any(
+                        read.found is fetch.found and _meet(read.chunks, fetch.missing) for read in self.waiting
+                    ):
                         prefetches.append(fetch)
                 case ev.Wake():
                     self._on_wake(instruction, event)

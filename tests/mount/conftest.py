@@ -29,9 +29,7 @@ _LOG_LINES, _LOG_COLUMNS = 60, 300
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Show the logs of the mounts where a test fails."""
     report: pytest.TestReport = yield  # type: ignore[assignment]
     if report.failed:

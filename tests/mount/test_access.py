@@ -45,9 +45,7 @@ def test_credentials_that_are_rotated_in_a_file(filled: StandInBucket, mount: Mo
 
 
 @pytest.mark.parametrize("status", [400, 403])
-def test_temporary_credentials_that_expire(
-    filled: StandInBucket, mount: Mount, tmp_path: Path, status: int
-) -> None:
+def test_temporary_credentials_that_expire(filled: StandInBucket, mount: Mount, tmp_path: Path, status: int) -> None:
     """ExpiredToken, as 400 or 403, in the middle of a listing and of reads: renewed, and no reader sees it."""
     current = tmp_path / "current"
     current.write_text("AKIDOLD")

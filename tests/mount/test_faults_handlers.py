@@ -86,3 +86,11 @@ def test_where_no_reply_could_carry_an_error(mnt: Mounted, order: Path, call: st
     finally:
         order.unlink()
     assert read(mnt / "d/file") == ramp(0, SIZE)
+
+
+def test_a_request_that_was_taken_back(mnt: Mounted, order: Path) -> None:
+    """/dev/fuse that turns out to be empty when it is read, as when a reader was killed: the session goes on."""
+    for _ in range(5):
+        order.write_text("EAGAIN")
+        eventually(lambda: os.listdir(mnt / "d") and not order.exists())
+    assert read(mnt / "d/file") == ramp(0, SIZE)

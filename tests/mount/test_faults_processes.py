@@ -161,7 +161,9 @@ def test_all_workers_killed_again_and_again(bucket: StandInBucket, mount: Mount)
         readers = [stack.enter_context(Reader(mounted / str(number), repeat=3)) for number in range(16)]
         for _ in range(5):
             fetched = mounted.status()["fetch"]["bytes"]
-            eventually(lambda fetched=fetched: mounted.status()["fetch"]["bytes"], lambda now, was=fetched: now > was + MIB)
+            eventually(
+                lambda fetched=fetched: mounted.status()["fetch"]["bytes"], lambda now, was=fetched: now > was + MIB
+            )
             for pid in mounted.workers():
                 os.kill(pid, signal.SIGKILL)
         bucket.configure(aggregate_rate=0)

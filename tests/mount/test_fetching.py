@@ -44,7 +44,9 @@ def gets(bucket: StandInBucket, key: str) -> list[Record]:
 def fetched_chunks(bucket: StandInBucket, key: str) -> Counter[int]:
     """How often each chunk of a key was asked for."""
     ranges = [get.range for get in gets(bucket, key)]
-    return Counter(n for start, stop in filter(None, ranges) for n in range(start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)))
+    return Counter(
+        n for start, stop in filter(None, ranges) for n in range(start // CHUNK_BYTES, -(-stop // CHUNK_BYTES))
+    )
 
 
 def most_at_once(records: list[Record]) -> int:

@@ -44,7 +44,7 @@ def overlap(one: Record, other: Record) -> bool:
 
 
 def test_a_hundred_thousand_entries(mnt: Mounted, module_bucket: StandInBucket) -> None:
-    """`ls -l` is one List for a thousand entries and nothing for each of them; `find`, `du` and stats then ask no more."""
+    """`ls -l` is one List for a thousand entries and nothing for each; `find`, `du` and stats then ask no more."""
     assert lines_of("ls", "-l", mnt / "wide") == 100_001
     assert len(module_bucket.directory_lists("wide/")) == 100
     assert not module_bucket.log("HEAD")
