@@ -169,10 +169,13 @@ class Catalog:
 
     def version_gone(self, key: str) -> None:
         """S3 no longer has the version of the object that we know: ask again when its name comes up."""
-        raw = key.encode()
-        self._namespace.invalidate(raw)
-        prefix, slash, name = raw.rpartition(b"/")
-        self._forget_name(self._namespace.directory_ino(prefix + slash), name)
+        self._namespace.invalidate(key.encode())
+        self._forget_name(*self.place_of(key))
+
+    def place_of(self, key: str) -> tuple[int, bytes]:
+        """Where the kernel finds an object: the inode of its directory, and its name there."""
+        prefix, slash, name = key.encode().rpartition(b"/")
+        return self._namespace.directory_ino(prefix + slash), name
 
     @property
     def inodes(self) -> int:

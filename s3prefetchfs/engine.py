@@ -21,7 +21,6 @@ from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import chunk_extent, chunk_span
 from s3prefetchfs.core.scheduler import Scheduler, Snapshot
 from s3prefetchfs.errors import FailureKind, RequestError
-from s3prefetchfs.log import log_once
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.store.store import Store
 
@@ -201,6 +200,10 @@ class Engine:
             self._reported.add(handle_id)
             log.warning("read of %s failed: %s", self._handles[handle_id][1].key, error)
 
+    def key_of(self, handle_id: int) -> str:
+        """The key of an open object."""
+        return self._handles[handle_id][1].key
+
     def cached_bytes(self, version: Version) -> int:
         """How much of this version is in the cache, or on its way there."""
         object_id = self._object_ids.get(version)
@@ -247,13 +250,9 @@ class Engine:
                 self._feed(ev.FetchFailed(fetch_id, message.kind, message.retry_after_s, random.random()))
 
     def _note_failure(self, object_id: int, message: wire.Failed) -> None:
-        text = f"{message.kind.text}: {message.detail}"
-        if message.kind.retryable:
-            if self._failures.get(object_id) != message.detail:
-                log.info("fetch failed: %s", text)
-        else:  # again with every open, so said once
-            log_once(log, logging.WARNING, (message.kind, self._versions[object_id]), f"cannot read: {text}")
-        self._failures[object_id] = message.detail
+        if self._failures.get(object_id) != message.detail:
+            log.info("fetch failed: %s", f"{message.kind.text}: {message.detail}")
+            self._failures[object_id] = message.detail
 
     # ------------------------------------------------------------------------------------- events, instructions
 

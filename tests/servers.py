@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import boto3
 from botocore.config import Config
@@ -38,7 +38,7 @@ class Server(ABC):
     name: str
     endpoint_url: str
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

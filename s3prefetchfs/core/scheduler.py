@@ -83,12 +83,14 @@ class _Read:
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """`reached`: the first chunk not landed yet. `reader`: whom a fetch to memory is for."""
+    """`reached`: the first chunk not landed yet. `ahead`: it brings more than what a reader waited for when it was
+    issued. `reader`: whom a fetch to memory is for."""
 
     found: CachedObject
     first: int
     last: int
     reached: int
+    ahead: bool = False
     reader: _Read | None = None
     attempts: int = 0
     first_failed_at: float | None = None
@@ -483,14 +485,14 @@ class Scheduler:
             self._wake(read, refusal)
             return True
         stops = [last]
-        if last == read.last:
+        if last == read.last and self._may_reach_ahead(now):
             ahead = min(self._window_stop(read.handle), first + self._get_chunks(read.handle, first))
             stops.insert(0, found.run_of(ABSENT, first, max(ahead, last))[1])
         room = Room.NONE
         for stop in stops if not found.bypass else ():
             room = self._evictor.room_for(found.disk_bytes(first, stop), now, self._out)
             if room is Room.NOW:
-                self._fetch(found, first, stop, now)
+                self._fetch(found, first, stop, now, ahead=stop > last)
                 return True
         if room is Room.SOON:
             return False
@@ -500,6 +502,11 @@ class Scheduler:
         found.fetches += 1
         self._issue(_Fetch(found, read.first, read.last, read.first, reader=read), now)
         return True
+
+    def _may_reach_ahead(self, now: float) -> bool:
+        """Whether one more GET may bring bytes that nobody waits for: it could stall and hold its connection."""
+        reaching = sum(fetch.ahead for fetch in self._in_flight.values())
+        return reaching < self._pacing.prefetch_limit(now)
 
     def _refusal(self, found: CachedObject, now: float) -> FailureKind | None:
         """Why absent chunks of the object need not be asked for now."""
@@ -524,7 +531,7 @@ class Scheduler:
         if self._evictor.room_for(found.disk_bytes(first, last), now, self._out) is not Room.NOW:
             self._crowded[handle_id] = handle
             return False
-        self._fetch(found, first, last, now)
+        self._fetch(found, first, last, now, ahead=True)
         return True
 
     def _window_stop(self, handle: _Handle) -> int:
@@ -542,10 +549,10 @@ class Scheduler:
         get_chunks = min(max(wished_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS)
         return max(1, int(min(get_chunks, self._pacing.burst_bytes // CHUNK_BYTES)))
 
-    def _fetch(self, found: CachedObject, first: int, last: int, now: float) -> None:
+    def _fetch(self, found: CachedObject, first: int, last: int, now: float, *, ahead: bool) -> None:
         self._disk.reserve(found, first, last)
         found.fetches += 1
-        self._issue(_Fetch(found, first, last, first), now)
+        self._issue(_Fetch(found, first, last, first, ahead), now)
         self._disk.settle(found)
 
     def _issue(self, fetch: _Fetch, now: float) -> None:

@@ -27,7 +27,8 @@ from s3prefetchfs.config import Config
 from s3prefetchfs.control import DIRECTORY_INO, DIRECTORY_NAME, Control
 from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
 from s3prefetchfs.engine import Engine, Version
-from s3prefetchfs.errors import RequestError
+from s3prefetchfs.errors import FailureKind, RequestError
+from s3prefetchfs.fuse import kernel
 from s3prefetchfs.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -231,7 +232,13 @@ class Adapter(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]  # any buffer does
         if fh >= CONTENT_HANDLE_BASE:
             return self._contents[fh][off : off + size]
-        return await self._engine.read(fh, off, off + size)
+        try:
+            return await self._engine.read(fh, off, off + size)
+        except RequestError as error:
+            if error.kind in (FailureKind.CHANGED, FailureKind.NOT_FOUND):
+                # Who opens it again when he sees this error shall find the version that is there now.
+                await kernel.name_forgotten(*self._catalog.place_of(self._engine.key_of(fh)))
+            raise
 
     @_border
     async def release(self, fh: int) -> None:

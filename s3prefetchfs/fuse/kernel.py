@@ -12,7 +12,7 @@ import select
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyfuse3
@@ -35,6 +35,10 @@ request, and a sequential reader is then served by an eighth of the calls."""
 MAX_BACKGROUND = 512
 """Requests of the kernel's read-ahead under way at once, half of MAX_TASKS. Its default is 12, for the whole mount:
 sixteen cold streams then wait for each other, and a dozen stalled ones stop all others."""
+
+
+FORGET_TIMEOUT_S = 1.0
+"""How long a reader's error is held back until the kernel has forgotten the name: microseconds, if nothing is odd."""
 
 
 def mount(operations: pyfuse3.Operations, config: Config) -> None:
@@ -125,6 +129,17 @@ def _connections() -> Iterator[Path]:
 def forget_name(parent_ino: int, name: bytes) -> None:
     """Make the kernel look the name up again. pyfuse3 sends this from a thread: a handler that did would deadlock."""
     pyfuse3.invalidate_entry_async(parent_ino, name, ignore_enoent=True)
+
+
+async def name_forgotten(parent_ino: int, name: bytes) -> None:
+    """Return once the kernel will look the name up again, or after a second at the latest."""
+
+    def forget() -> None:
+        with suppress(OSError):  # it does not know the name
+            pyfuse3.invalidate_entry(pyfuse3.InodeT(parent_ino), pyfuse3.FileNameT(name))
+
+    with trio.move_on_after(FORGET_TIMEOUT_S):
+        await trio.to_thread.run_sync(forget, abandon_on_cancel=True)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

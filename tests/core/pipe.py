@@ -10,15 +10,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES
-from s3prefetchfs.core.scheduler import Scheduler
 
 FIRST_BYTE_S = 0.030
 CONNECTION_BYTES_PER_S = 90e6
 AGGREGATE_BYTES_PER_S = 400e6
 REPORT_BYTES = 512 * 1024
+
+
+class Decides(Protocol):
+    """The scheduler, or what it is compared with."""
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Pipe:
         now: simulated seconds. fetches: all that were issued. fetched_bytes: their sum.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Decides) -> None:
         self.scheduler = scheduler
         self.now = 0.0
         self.fetches: list[ev.Fetch] = []

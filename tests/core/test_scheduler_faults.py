@@ -110,6 +110,19 @@ def test_progress_restarts_the_patience() -> None:
     assert world.reads[read_id].wake == ev.Wake(read_id)
 
 
+def test_a_failed_prefetch_waits_for_demand() -> None:
+    """When a connection comes free, the reader who waits for it has it, not the retry that is due."""
+    world = World(capacity_bytes=4 * GIB, max_connections=1)
+    _, fetch_id = a_waiting_read(world, 0, CHUNK_BYTES)
+    world.complete(fetch_id)
+    world.fail(only_fetch(world).fetch_id, FailureKind.CONNECTION, jitter=0.5)
+    _, fetch_id = a_waiting_read(world)
+    world.read(world.open_new(GIB), 3 * FAR, 3 * FAR + 1)
+    world.now += 1.0
+    world.complete(fetch_id)
+    assert only_fetch(world).start == 3 * FAR
+
+
 def test_a_retry_that_nobody_wants_is_given_up() -> None:
     """Its reader was killed and the file closed: the space is free and the object forgotten."""
     world = World(capacity_bytes=GIB)
@@ -300,7 +313,7 @@ def test_a_broken_cache_file_is_avoided() -> None:
 
 
 def test_a_fetch_to_memory_is_retried_too() -> None:
-    """It fails and backs off like any other."""
+    """It backs off and is refused like any other."""
     world = World(capacity_bytes=GIB)
     world.read(world.open(world.add(MIB, bypass=True)), 5, 10)
     for kind in (FailureKind.CONNECTION, FailureKind.NO_SPACE):
@@ -308,6 +321,10 @@ def test_a_fetch_to_memory_is_retried_too() -> None:
         assert not world.fetches
         world.tick()
     assert (only_fetch(world).start, only_fetch(world).stop) == (5, 10)
+    world.fail(only_fetch(world).fetch_id, FailureKind.DENIED)
+    assert [read.wake for read in world.reads.values()] == [
+        ev.Wake(read_id, FailureKind.DENIED) for read_id in world.reads
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- time

@@ -20,12 +20,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from s3prefetchfs.core import events as ev
+from s3prefetchfs.core.eviction import Evictor, Room
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count
+from s3prefetchfs.core.residency import RESIDENT, CachedObject, Residency
+from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.errors import FailureKind
 from tests.core.world import ABSENT, OLD, OLD_BAD, World
 
 MIB = 1024 * 1024
-LONG_HISTORIES = int(os.environ.get("SCHEDULER_HISTORIES", "20"))
+LONG_HISTORIES = int(os.environ.get("SCHEDULER_HISTORIES", "60"))
 LONG_STEPS = 400
 
 sizes = st.one_of(
@@ -328,7 +331,7 @@ def play(seed: int, steps: int = LONG_STEPS) -> None:
 
 
 DRAWN_HISTORIES = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     report_multiple_bugs=False,
@@ -345,3 +348,60 @@ def test_drawn_histories() -> None:
 def test_long_histories(seed: int) -> None:
     """The same, when the cache has been full many times over."""
     play(seed)
+
+
+# ------------------------------------------------------------------------------------- the test of the test
+
+
+def _overdraw(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evictor, "room_for", lambda self, need_bytes, now, out: Room.NOW)
+
+
+def _wake_at_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
+    def try_wake(self: Scheduler, read: Any) -> None:
+        if read.handle.found.chunks[read.first] == RESIDENT:
+            self._wake(read)
+
+    patch.setattr(Scheduler, "_try_wake", try_wake)
+
+
+def _forget_the_hungry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_feel_hunger", lambda self, found: None)
+
+
+def _evict_open_objects(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CachedObject, "idle", property(lambda self: not (self.reads or self.fetches or self.evicting)))
+
+
+def _trust_bad_checksums(patch: pytest.MonkeyPatch) -> None:
+    honest = Residency.end_verify
+    patch.setattr(Residency, "end_verify", lambda self, found, first, last, bad: honest(self, found, first, last, ()))
+
+
+def _prefetch_first(patch: pytest.MonkeyPatch) -> None:
+    def retry(self: Scheduler, limit: int, now: float, *, awaited: bool) -> None:
+        honest(self, limit, now, awaited=not awaited)
+
+    honest = Scheduler._retry
+    patch.setattr(Scheduler, "_retry", retry)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _overdraw,
+        _wake_at_the_first_chunk,
+        _forget_the_hungry,
+        _evict_open_objects,
+        _trust_bad_checksums,
+        _prefetch_first,
+    ],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world alone, without the scheduler's own `check`, finds each of these within a hundred histories."""
+    monkeypatch.setattr(Scheduler, "check", lambda self: None)
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(100):
+            play(seed)
