@@ -371,4 +371,5 @@ def _parse_timestamp(text: Any) -> datetime:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     from botocore.utils import parse_timestamp
 
-    return parse_timestamp(text)
+    parsed: datetime = parse_timestamp(text)
+    return parsed
