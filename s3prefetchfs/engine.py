@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -19,6 +20,7 @@ import trio
 from s3prefetchfs import wire
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import chunk_extent, chunk_span
+from s3prefetchfs.core.plan import Plan, PlanProgress
 from s3prefetchfs.core.scheduler import Scheduler, Snapshot
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.metrics import Metrics
@@ -88,6 +90,11 @@ class Engine:
         self._reported: set[int] = set()  # handles whose failure is in the log
         self._waiters: dict[int, _Waiter] = {}
         self._fetches: dict[int, int] = {}  # fetch id -> object id
+        self._events: deque[tuple[ev.Event, bytes | None]] = deque()
+        self._obeying = False
+        self._plan_ids: dict[str, int] = {}
+        self._file_ids: dict[Version, int] = {}  # of what plans speak of
+        self._files: dict[int, Version] = {}
         self._failures: dict[int, str] = {}  # object id -> the latest failure, for people
         self._buffer = memoryview(bytearray(READ_MAX_BYTES))
         self._disk_limiter = trio.CapacityLimiter(DISK_THREADS)
@@ -213,6 +220,53 @@ class Engine:
         """The scheduler's figures."""
         return self._scheduler.snapshot()
 
+    # ------------------------------------------------------------------------------------- plans
+
+    def add_plan(self, plan: Plan, versions: Sequence[Version | None], start: tuple[int, int] = (0, 0)) -> None:
+        """Follow a plan from now on, instead of the one of the same name if there is one.
+
+        Args:
+            versions: of the files of the plan; None for one that the bucket does not have.
+            start: epoch and position in it to begin at.
+        """
+        if plan.name in self._plan_ids:
+            self.remove_plan(plan.name)
+        plan_id = self._plan_ids[plan.name] = next(self._ids)
+        for version in versions:
+            if version is not None and version not in self._file_ids:
+                file_id = self._file_ids[version] = next(self._ids)
+                self._files[file_id] = version
+        self._feed(
+            ev.PlanAdded(
+                plan_id,
+                plan,
+                [0 if version is None else self._file_ids[version] for version in versions],
+                [0 if version is None else version.size_bytes for version in versions],
+                [0 if version is None else self._object_ids.get(version, 0) for version in versions],
+                start,
+            )
+        )
+
+    def remove_plan(self, name: str) -> None:
+        """Forget a plan; what it brought stays in the cache as anything else does.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        self._feed(ev.PlanRemoved(self._plan_ids.pop(name)))
+        if not self._plan_ids:
+            self._file_ids.clear()
+            self._files.clear()
+
+    def plans(self) -> list[PlanProgress]:
+        """How far each plan is, in the order in which they were added."""
+        return self._scheduler.plans()
+
+    def read_by_plan(self, version: Version) -> bool:
+        """Whether ranges of this version, not the whole of it, are planned: their reads must be seen here."""
+        file_id = self._file_ids.get(version)
+        return file_id is not None and self._scheduler.by_ranges(file_id)
+
     # ------------------------------------------------------------------------------------- from the workers
 
     def receive(self, message: wire.Landed | wire.Got | wire.Failed) -> None:
@@ -257,6 +311,18 @@ class Engine:
     # ------------------------------------------------------------------------------------- events, instructions
 
     def _feed(self, event: ev.Event, data: bytes | None = None) -> None:
+        """Tell the scheduler, and do what it says; events that come of that are told after it, not amidst."""
+        self._events.append((event, data))
+        if self._obeying:
+            return
+        self._obeying = True
+        try:
+            while self._events:
+                self._obey(*self._events.popleft())
+        finally:
+            self._obeying = False
+
+    def _obey(self, event: ev.Event, data: bytes | None) -> None:
         for instruction in self._scheduler.handle(event, trio.current_time()):
             match instruction:
                 case ev.Wake():
@@ -267,6 +333,8 @@ class Engine:
                     waiter.woken.set()
                 case ev.Fetch():
                     self._fetch(instruction)
+                case ev.Admit():
+                    self._admit(self._files[instruction.file_id])
                 case ev.Evict():
                     self._forget_object(instruction.object_id)
                     self._spawn(self._evict, instruction)
@@ -297,6 +365,11 @@ class Engine:
             )
         )
 
+    def _admit(self, version: Version) -> None:
+        """Make an object of a planned file, unless somebody has opened it meanwhile."""
+        if version not in self._object_ids:
+            self._add_object(version)
+
     def _add_object(self, version: Version) -> int:
         object_id = next(self._bypass_ids)
         if version.size_bytes:
@@ -306,7 +379,8 @@ class Engine:
                 log.warning("no cache file, reading through memory: %s", error)
         self._versions[object_id] = version
         self._object_ids[version] = object_id
-        self._feed(ev.ObjectAdded(object_id, version.size_bytes, bypass=object_id < 0))
+        file_id = self._file_ids.get(version, 0)
+        self._feed(ev.ObjectAdded(object_id, version.size_bytes, bypass=object_id < 0, file_id=file_id))
         return object_id
 
     def _forget_object(self, object_id: int) -> None:

@@ -7,8 +7,10 @@ of one object; `first` and `last` are half-open ranges of chunk numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from s3prefetchfs.core.plan import Plan
 from s3prefetchfs.errors import FailureKind
 
 # ---------------------------------------------------------------------------------------------------- events
@@ -21,12 +23,14 @@ class ObjectAdded:
     Args:
         resident: a byte per chunk, 1 where a previous session left it on disk; None for a new object.
         bypass: the cache has no file for it (disk full): it is only ever read through memory.
+        file_id: what plans call it, as in `PlanAdded`; 0 if none speaks of it.
     """
 
     object_id: int
     size_bytes: int
     resident: bytes | None = None
     bypass: bool = False
+    file_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,29 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanAdded:
+    """What will be read was declared.
+
+    Args:
+        files: for each file of the plan an id, the same in all plans for the same version; 0 if the bucket has none.
+        sizes: of the files, in bytes. objects: ids of those that are in the cache, 0 for the others.
+        start: epoch and position in it to begin at.
+    """
+
+    plan_id: int
+    plan: Plan
+    files: Sequence[int]
+    sizes: Sequence[int]
+    objects: Sequence[int]
+    start: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRemoved:
+    plan_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -139,6 +166,8 @@ Event = (
     | Damaged
     | Released
     | Evicted
+    | PlanAdded
+    | PlanRemoved
     | Tick
 )
 
@@ -154,6 +183,13 @@ class Fetch:
     start: int
     stop: int
     to_memory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Make an object of a planned file, to fetch into; answer with `ObjectAdded`."""
+
+    file_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,4 +245,4 @@ class WakeAt:
     at_s: float
 
 
-Instruction = Fetch | Verify | Release | Evict | Wake | VersionGone | WakeAt
+Instruction = Fetch | Admit | Verify | Release | Evict | Wake | VersionGone | WakeAt

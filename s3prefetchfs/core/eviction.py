@@ -1,16 +1,20 @@
 """Making room on the cache disk.
 
-Two things can be given up: a whole idle object, least recently used first, and the *consumed* chunks of an open
-object, those that no reader is near. The second is what lets an object larger than the cache be read at all. An
-unlink takes time, so some space is kept free ahead of need; and space counts as free only when the disk has it back.
+What goes, in this order: idle objects that no plan speaks of, least recently used first; pieces that plans do not keep
+until they are read again, furthest first; the *consumed* chunks of open objects, those that no reader is near, which
+is what lets an object larger than the cache be read at all. Only who is late may also take what plans keep, furthest
+first, and that is never read before the bytes it makes room for ("do no harm", Cao et al., SIGMETRICS 1995). An unlink
+takes time, so some space is kept free ahead of need; and space counts as free only when the disk has it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum, IntEnum
 
 from s3prefetchfs.core.events import Evict, Instruction, Release
+from s3prefetchfs.core.follower import Piece
+from s3prefetchfs.core.foresight import Foresight
 from s3prefetchfs.core.residency import RESIDENT, UNVERIFIED, CachedObject, Residency
 
 FREE_RESERVE_MAX_BYTES = 64 * 1024 * 1024
@@ -33,46 +37,73 @@ class Room(Enum):
     NONE = "none"
 
 
+class Claim(IntEnum):
+    """Who wants room, and so what may go for it.
+
+    AHEAD is a plan or a read-ahead that has time. LATE is a plan whose readers would have to wait. READER is somebody
+    who waits now.
+    """
+
+    AHEAD = 0
+    LATE = 1
+    READER = 2
+
+
 class Evictor:
     """Decides what goes when something new must come.
 
     Args:
         disk: what is there.
         capacity_bytes: what may be there, in flight included.
-        protected: the chunk ranges of an open object that are being read or about to be.
+        foresight: what plans say.
+        opened: the objects that are open.
+        protected: the chunk ranges of an object that are being read or about to be, or that plans want to stay.
     """
 
     def __init__(
         self,
         disk: Residency,
         capacity_bytes: int,
+        foresight: Foresight,
+        opened: Callable[[], Iterable[CachedObject]],
         protected: Callable[[CachedObject], Iterable[tuple[int, int]]],
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.evictions = 0
         self._disk = disk
+        self._foresight = foresight
+        self._opened = opened
         self._protected = protected
         self._squeezed_bytes = capacity_bytes
         self._squeezed_until_s = float("-inf")
         self._reserve_bytes = min(FREE_RESERVE_MAX_BYTES, capacity_bytes // FREE_RESERVE_SHARE)
 
-    def room_for(self, need_bytes: int, now: float, out: list[Instruction]) -> Room:
-        """Is there room for `need_bytes` more? Starts evictions where there is not, or soon will not be."""
+    def room_for(self, need_bytes: int, now: float, claim: Claim, planned: bool, out: list[Instruction]) -> Room:
+        """Is there room for `need_bytes` more? Starts evictions where there is not, or soon will not be.
+
+        Args:
+            claim: of whoever asks. planned: whether it is for what a plan speaks of.
+        """
         limit_bytes = self.limit_bytes(now)
-        staying_bytes = self._disk.used_bytes - self._disk.freeing_bytes
-        excess_bytes = staying_bytes + need_bytes - limit_bytes
-        if excess_bytes + self._reserve_bytes > 0:
-            self._evict_idle(excess_bytes + self._reserve_bytes, out)
-            staying_bytes = self._disk.used_bytes - self._disk.freeing_bytes
-            excess_bytes = staying_bytes + need_bytes - limit_bytes
+
+        def excess_bytes() -> int:
+            return self._disk.used_bytes - self._disk.freeing_bytes + need_bytes - limit_bytes
+
+        if excess_bytes() + self._reserve_bytes > 0:
+            keep_bytes = self._foresight.unplanned_bytes if planned else 0
+            self._evict_idle(excess_bytes() + self._reserve_bytes, keep_bytes, out)
+            self._give_up(self._foresight.surplus(), lambda: excess_bytes() + self._reserve_bytes, out)
         if self._disk.used_bytes + need_bytes <= limit_bytes:
             return Room.NOW
-        if excess_bytes > 0:
-            excess_bytes -= self._release_consumed(excess_bytes, out)
-        return Room.SOON if excess_bytes <= 0 else Room.NONE
+        if excess_bytes() > 0:
+            self._release_consumed(excess_bytes(), out)
+        if excess_bytes() > 0 and claim > Claim.AHEAD and (planned or self._has_share(need_bytes)):
+            self._give_up(self._foresight.retained(staged=claim is Claim.READER), excess_bytes, out)
+        return Room.SOON if excess_bytes() <= 0 else Room.NONE
 
     def evict(self, found: CachedObject, out: list[Instruction]) -> None:
         """Give up one idle object."""
+        self._foresight.object_gone(found)
         self._disk.begin_evict(found)
         self.evictions += found.occupied_bytes > 0
         out.append(Evict(found.object_id))
@@ -86,41 +117,65 @@ class Evictor:
         """The capacity, or what the disk is known to hold while it is full."""
         return self._squeezed_bytes if now < self._squeezed_until_s else self.capacity_bytes
 
-    def _evict_idle(self, goal_bytes: int, out: list[Instruction]) -> None:
-        while goal_bytes > 0 and self._disk.idle:
+    def _evict_idle(self, goal_bytes: int, keep_bytes: int, out: list[Instruction]) -> None:
+        unplanned_bytes = self._disk.used_bytes - self._disk.planned_bytes
+        while goal_bytes > 0 and self._disk.idle and unplanned_bytes > keep_bytes:
             found = next(iter(self._disk.idle.values()))
             goal_bytes -= found.occupied_bytes
+            unplanned_bytes -= found.occupied_bytes
             self.evict(found, out)
 
-    def _release_consumed(self, goal_bytes: int, out: list[Instruction]) -> int:
-        """Release consumed chunks of open objects; returns the bytes that will come of it."""
-        released_bytes = 0
-        for found in self._disk.objects.values():
-            if released_bytes >= goal_bytes:
-                break
-            if not found.handles or not found.occupied_bytes:
-                continue
-            for first, last in self._consumed_runs(found):
-                piece = max(1, max(goal_bytes - released_bytes, RELEASE_MIN_BYTES) // found.disk_bytes(0, 1))
-                last = min(last, first + piece)
-                self._disk.begin_release(found, first, last)
-                self._disk.settle(found)
-                released_bytes += found.disk_bytes(first, last)
-                out.append(Release(found.object_id, first, last))
-                if released_bytes >= goal_bytes:
-                    break
-        return released_bytes
+    def _has_share(self, need_bytes: int) -> bool:
+        """Whether what no plan speaks of takes less than it is entitled to."""
+        unplanned_bytes = self._disk.used_bytes - self._disk.planned_bytes
+        return unplanned_bytes + need_bytes <= self._foresight.unplanned_bytes
 
-    def _consumed_runs(self, found: CachedObject) -> list[tuple[int, int]]:
-        """The runs of resident chunks that nobody is near, from the start of the object."""
+    def _give_up(self, pieces: Iterator[Piece], goal_bytes: Callable[[], int], out: list[Instruction]) -> None:
+        """Take from pieces what need not stay, until enough will come of it."""
+        if goal_bytes() <= 0:
+            return
+        for piece in pieces:
+            found = piece.file.found
+            assert found is not None
+            runs = self._consumed_runs(found, piece.first, piece.last)
+            if found.idle and sum(found.disk_bytes(*run) for run in runs) == found.occupied_bytes:
+                self.evict(found, out)
+            else:
+                for first, last in runs:
+                    self._release(found, first, last, out)
+            if goal_bytes() <= 0:
+                return
+
+    def _release_consumed(self, goal_bytes: int, out: list[Instruction]) -> None:
+        """Release consumed chunks of open objects."""
+        for found in self._opened():
+            if goal_bytes <= 0:
+                return
+            if not found.occupied_bytes:
+                continue
+            for first, last in self._consumed_runs(found, 0, len(found.chunks)):
+                piece = max(1, max(goal_bytes, RELEASE_MIN_BYTES) // found.disk_bytes(0, 1))
+                last = min(last, first + piece)
+                self._release(found, first, last, out)
+                goal_bytes -= found.disk_bytes(first, last)
+                if goal_bytes <= 0:
+                    return
+
+    def _release(self, found: CachedObject, first: int, last: int, out: list[Instruction]) -> None:
+        self._disk.begin_release(found, first, last)
+        self._disk.settle(found)
+        out.append(Release(found.object_id, first, last))
+
+    def _consumed_runs(self, found: CachedObject, begin: int, end: int) -> list[tuple[int, int]]:
+        """The runs of resident chunks in `[begin, end)` that nobody is near and no plan wants to stay."""
         chunks = found.chunks.replace(bytes((UNVERIFIED,)), bytes((RESIDENT,)))
         for first, last in self._protected(found):
             first, last = max(first, 0), min(last, len(chunks))
             chunks[first:last] = bytes(max(0, last - first))
         runs: list[tuple[int, int]] = []
-        at = 0
-        while (first := chunks.find(RESIDENT, at)) >= 0:
-            rest = chunks[first:]
-            at = len(chunks) - len(rest.lstrip(bytes((RESIDENT,))))
+        at = begin
+        while (first := chunks.find(RESIDENT, at, end)) >= 0:
+            rest = chunks[first:end]
+            at = end - len(rest.lstrip(bytes((RESIDENT,))))
             runs.append((first, at))
         return runs

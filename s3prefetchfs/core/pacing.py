@@ -15,6 +15,12 @@ BACKOFF_BASE_S = 0.1
 BACKOFF_CAP_S = 5.0
 """A 30 s storm is then probed at least every 5 s, and is over for us at most 5 s after it is over."""
 
+LATENCY_WEIGHT = 0.1
+BANDWIDTH_INTERVAL_S = 0.5
+BANDWIDTH_FADING = 0.98
+"""How fast the estimates follow: latency over some ten GETs; bandwidth at once upwards, by
+half within 17 s downwards."""
+
 BURST_S = 0.25
 """The bandwidth cap is kept over any stretch longer than this."""
 
@@ -29,6 +35,36 @@ def backoff_s(attempt: int, jitter: float, retry_after_s: float | None = None) -
     """
     ceiling_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S * (1 << min(attempt, 10)))
     return max(ceiling_s * jitter, min(retry_after_s or 0.0, BACKOFF_CAP_S))
+
+
+class Pipe:
+    """What the connections to S3 give, as far as it was seen.
+
+    Attributes:
+        latency_s: mean time to the first chunk of a GET. bytes_per_s: the bandwidth. None before they are known.
+    """
+
+    def __init__(self) -> None:
+        self.latency_s: float | None = None
+        self.bytes_per_s: float | None = None
+        self._began_s = float("-inf")
+        self._bytes = 0
+
+    def answered(self, latency_s: float) -> None:
+        """The first chunk of a GET has landed."""
+        mean_s = self.latency_s
+        self.latency_s = latency_s if mean_s is None else mean_s + LATENCY_WEIGHT * (latency_s - mean_s)
+
+    def landed(self, count_bytes: int, now: float) -> None:
+        """Bytes have come in. The bandwidth is what the best intervals of late have shown: others were idle in part."""
+        elapsed_s = now - self._began_s
+        if elapsed_s > 2 * BANDWIDTH_INTERVAL_S:  # it was idle
+            self._began_s, self._bytes = now, 0
+            return
+        self._bytes += count_bytes
+        if elapsed_s >= BANDWIDTH_INTERVAL_S:
+            self.bytes_per_s = max(self._bytes / elapsed_s, BANDWIDTH_FADING * (self.bytes_per_s or 0.0))
+            self._began_s, self._bytes = now, 0
 
 
 class Pacing:

@@ -6,8 +6,8 @@ A chunk is in one state:
     UNVERIFIED -> VERIFYING -> RESIDENT or ABSENT               (left by a previous session)
 
 Everything but ABSENT counts against the capacity, from the moment it is reserved until the disk has it back. An
-object is *idle* when nobody has it open, reads it or fetches it; only idle objects are evicted, least recently
-used first. The chunks of an open object can be released one by one, where no reader is near.
+object is *idle* when nobody has it open, reads it or fetches it; only idle objects are evicted, those that no plan
+speaks of least recently used first. The chunks of any object can be released one by one, where no reader is near.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class CachedObject:
         handles, reads: ids of the open handles, and of the reads not finished.
         fetches: how many fetches are on their way, those waiting to be tried again included.
         failure: why its absent chunks cannot be had, and until when (seconds) that is believed.
+        file_id: what plans call it, 0 if none knows it. planned: a plan says when it is read next.
     """
 
     object_id: int
@@ -46,6 +47,8 @@ class CachedObject:
     reads: set[int] = field(default_factory=set)
     fetches: int = 0
     failure: tuple[FailureKind, float] | None = None
+    file_id: int = 0
+    planned: bool = False
 
     @property
     def idle(self) -> bool:
@@ -85,8 +88,8 @@ class Residency:
     """All objects, and the space they take.
 
     Invariants (see `check`): `used_bytes` is the sum of what every non-absent chunk occupies; `freeing_bytes` is
-    the part of it that is being given back; `idle` holds exactly the idle objects that
-    occupy any, least recently used first.
+    the part of it that is being given back; `planned_bytes` the part of it that is of planned objects; `idle` holds
+    exactly the idle objects that occupy any and are not planned, least recently used first.
     """
 
     def __init__(self) -> None:
@@ -94,6 +97,7 @@ class Residency:
         self.idle: OrderedDict[int, CachedObject] = OrderedDict()
         self.used_bytes = 0
         self.freeing_bytes = 0
+        self.planned_bytes = 0
 
     def add(self, object_id: int, size_bytes: int, resident: bytes | None, bypass: bool) -> CachedObject:
         """A new object, or one that a previous session left."""
@@ -106,10 +110,17 @@ class Residency:
 
     def settle(self, found: CachedObject) -> None:
         """Put the object where it belongs after a change; becoming idle makes it the most recently used."""
-        if found.idle and found.occupied_bytes:
+        if found.occupied_bytes and not found.planned and found.idle:
             self.idle.setdefault(found.object_id, found)
         else:
             self.idle.pop(found.object_id, None)
+
+    def set_planned(self, found: CachedObject, planned: bool) -> None:
+        """A plan speaks of the object now, or none does any more; it then counts as just used."""
+        if planned != found.planned:
+            found.planned = planned
+            self.planned_bytes += found.occupied_bytes if planned else -found.occupied_bytes
+            self.settle(found)
 
     def reserve(self, found: CachedObject, first: int, last: int) -> None:
         """ABSENT -> IN_FLIGHT."""
@@ -156,6 +167,7 @@ class Residency:
         del self.objects[found.object_id]
         self.freeing_bytes -= found.occupied_bytes
         self.used_bytes -= found.occupied_bytes
+        self.planned_bytes -= found.occupied_bytes if found.planned else 0
 
     def _mark(self, found: CachedObject, first: int, last: int, state: int) -> None:
         found.resident_chunks -= found.chunks.count(RESIDENT, first, last)
@@ -165,19 +177,24 @@ class Residency:
     def _occupy(self, found: CachedObject, change_bytes: int) -> None:
         found.occupied_bytes += change_bytes
         self.used_bytes += change_bytes
+        self.planned_bytes += change_bytes if found.planned else 0
 
     def check(self) -> None:
         """Assert the invariants."""
-        used_bytes = freeing_bytes = 0
+        used_bytes = freeing_bytes = planned_bytes = 0
         for found in self.objects.values():
             occupied_bytes = sum(found.bytes_in(state) for state in set(found.chunks) - {ABSENT})
             assert found.occupied_bytes == occupied_bytes, found
             assert found.resident_chunks == found.chunks.count(RESIDENT), found
             used_bytes += occupied_bytes
+            planned_bytes += occupied_bytes if found.planned else 0
             freeing_bytes += occupied_bytes if found.evicting else found.bytes_in(RELEASING)
-            assert (found.object_id in self.idle) == (found.idle and found.occupied_bytes > 0), found
+            assert (found.object_id in self.idle) == (found.idle and found.occupied_bytes > 0 and not found.planned), (
+                found
+            )
         assert self.used_bytes == used_bytes
         assert self.freeing_bytes == freeing_bytes
+        assert self.planned_bytes == planned_bytes
         assert all(self.objects.get(object_id) is found for object_id, found in self.idle.items())
 
 

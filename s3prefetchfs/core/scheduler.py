@@ -4,10 +4,11 @@
 no file: it runs in the daemon's event loop, where the engine owns it, and in tests, where thousands of random
 histories drive it. The same events at the same times give the same instructions.
 
-Two kinds of wish compete for connections. *Demand*: a reader waits for chunks that are absent. *Prefetch*: an
-open handle's read-ahead window reaches over absent chunks. Demand goes first, in the order of arrival, and a part
-of the connections is never given to prefetch; among handles the one with the least ahead of its reader goes
-first. A fetch reserves its space before it starts, so what is on disk and in flight never exceeds the capacity.
+Three kinds of wish compete for connections. *Demand*: a reader waits for chunks that are absent. *Read-ahead*: an
+open handle's window reaches over absent chunks. *Prefetch*: a declared plan says what will be read (`core.foresight`).
+Demand goes first, in the order of arrival, and a part of the connections is given to nothing else; then read-ahead,
+the handle with the least ahead of its reader first; then prefetch, by deadline. A fetch reserves its space before it
+starts, so what is on disk and in flight never exceeds the capacity.
 
 A fetch that fails keeps its reservation while it waits to be tried again, from the byte it reached. It is given
 up when the failure is final, when nobody wants it any more, or when it has failed for `retry_timeout_s`.
@@ -19,13 +20,16 @@ deadline. Invariants are asserted by `check`, which the tests call after every e
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from s3prefetchfs.core import events as ev
-from s3prefetchfs.core.eviction import Evictor, Room
-from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span
-from s3prefetchfs.core.pacing import Pacing, backoff_s
+from s3prefetchfs.core.eviction import Claim, Evictor, Room
+from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span, disk_bytes
+from s3prefetchfs.core.follower import Follower, Wish
+from s3prefetchfs.core.foresight import PIPE_BOUND_SHARE, Foresight
+from s3prefetchfs.core.pacing import Pacing, Pipe, backoff_s
+from s3prefetchfs.core.plan import PlanProgress
 from s3prefetchfs.core.readahead import REORDER_BYTES, ReadAhead
 from s3prefetchfs.core.residency import ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, CachedObject, Residency
 from s3prefetchfs.errors import FailureKind
@@ -52,6 +56,12 @@ FAILURE_MEMORY_S = 5.0
 
 READ_GRACE_S = 60.0
 """A read that has waited this long beyond the retry timeout, for whatever reason, fails."""
+
+PLAN_GET_SHARE = 64
+"""A GET for a plan is at most this part of the cache: a small one has room for many in flight."""
+
+GROW_S = 0.005
+"""While plans are unrolled: how soon to go on, where no other event comes."""
 
 RECHECK_S = 1.0
 """While something waits for a connection or for space: the limit grows with time, and that is no event."""
@@ -92,6 +102,7 @@ class _Fetch:
     reached: int
     ahead: bool = False
     reader: _Read | None = None
+    issued_s: float | None = None
     attempts: int = 0
     first_failed_at: float | None = None
     not_before_s: float = 0.0
@@ -136,13 +147,16 @@ class Scheduler:
         self._retry_timeout_s = retry_timeout_s
         self._pacing = Pacing(max_connections, max_throughput_bytes_per_s)
         self._disk = Residency()
-        self._evictor = Evictor(self._disk, capacity_bytes, self._protected)
+        self._pipe = Pipe()
+        self._foresight = Foresight(self._disk, capacity_bytes)
+        self._evictor = Evictor(self._disk, capacity_bytes, self._foresight, self._opened_objects, self._protected)
         self._handles: dict[int, _Handle] = {}
         self._reads: dict[int, _Read] = {}
         self._waiting: OrderedDict[int, _Read] = OrderedDict()  # by arrival, hence by deadline
         self._hungry: OrderedDict[int, _Read] = OrderedDict()  # waiting for chunks that nobody fetches yet
         self._ahead: dict[int, _Handle] = {}  # handles whose window may reach over absent chunks
         self._crowded: dict[int, _Handle] = {}  # handles whose prefetch found no room
+        self._plans_held_up = False  # for want of room
         self._in_flight: dict[int, _Fetch] = {}
         self._backing_off: list[_Fetch] = []
         self._next_fetch_id = 1
@@ -164,25 +178,32 @@ class Scheduler:
         """
         out: list[ev.Instruction] = []
         self._out = out
+        if self._foresight:
+            self._foresight.passed(now, bool(self._waiting))
         match event:
             case ev.ReadStarted():
                 self._read_started(event, now)
             case ev.ReadFinished():
                 self._read_finished(event)
             case ev.Landed():
-                self._landed(event)
+                self._landed(event, now)
             case ev.FetchDone():
                 self._fetch_done(event, now)
             case ev.FetchFailed():
                 self._fetch_failed(event, now)
             case ev.ObjectAdded():
-                self._disk.add(event.object_id, event.size_bytes, event.resident, event.bypass)
-                self._evictor.room_for(0, now, out)  # the cache may be smaller now than when it was filled
+                found = self._disk.add(event.object_id, event.size_bytes, event.resident, event.bypass)
+                if event.file_id:
+                    self._foresight.object_added(found, event.file_id)
+                # The cache may be smaller now than when it was filled.
+                self._evictor.room_for(0, now, Claim.AHEAD, False, out)
             case ev.Opened():
                 found = self._disk.objects[event.object_id]
                 self._handles[event.handle_id] = _Handle(found, ReadAhead())
                 found.handles.add(event.handle_id)
                 self._disk.settle(found)
+                if found.file_id:
+                    self._foresight.opened(found, now)
             case ev.Closed():
                 self._closed(event)
             case ev.Verified():
@@ -198,9 +219,16 @@ class Scheduler:
             case ev.Evicted():
                 self._disk.end_evict(self._disk.objects[event.object_id])
                 self._room_made()
+            case ev.PlanAdded():
+                self._foresight.add(event)
+            case ev.PlanRemoved():
+                self._foresight.remove(event.plan_id)
             case ev.Tick():
                 self._alarm_s = float("inf")
+                self._plans_held_up = False
         self._expire(now)
+        if self._foresight:
+            self._foresight.grow()
         self._dispatch(now)
         self._set_alarm(now)
         return out
@@ -212,6 +240,14 @@ class Scheduler:
     def occupied_bytes(self, object_id: int) -> int:
         """What of the object is on disk, or on its way there."""
         return self._disk.objects[object_id].occupied_bytes
+
+    def plans(self) -> list[PlanProgress]:
+        """How far each plan is, in the order in which they were declared."""
+        return self._foresight.progress()
+
+    def by_ranges(self, file_id: int) -> bool:
+        """As Foresight.by_ranges."""
+        return self._foresight.by_ranges(file_id)
 
     def snapshot(self) -> Snapshot:
         """The figures of this moment."""
@@ -247,6 +283,9 @@ class Scheduler:
         handle.found.reads.add(read.read_id)
         new_run = handle.pattern.observe(event.start, event.stop)
         handle.frontier = first if new_run else max(handle.frontier, first)
+        if handle.found.file_id:
+            self._foresight.read(handle.found, event.start, event.stop, new_run, now)
+            self._plans_held_up = False
         if not handle.found.complete:
             self._ahead[event.handle_id] = handle
         self._try_wake(read)
@@ -267,8 +306,12 @@ class Scheduler:
         handle = self._handles.pop(event.handle_id)
         self._ahead.pop(event.handle_id, None)
         self._crowded.pop(event.handle_id, None)
-        handle.found.handles.discard(event.handle_id)
-        self._settle(handle.found)
+        found = handle.found
+        found.handles.discard(event.handle_id)
+        if found.file_id and not found.handles:
+            self._foresight.closed(found, found.complete or handle.pattern.started)
+            self._plans_held_up = False
+        self._settle(found)
 
     def _settle(self, found: CachedObject) -> None:
         """The object may have become idle; without a byte on disk it is then forgotten."""
@@ -314,6 +357,7 @@ class Scheduler:
     def _room_made(self) -> None:
         self._ahead.update(self._crowded)
         self._crowded.clear()
+        self._plans_held_up = False
 
     def _expire(self, now: float) -> None:
         while self._waiting:
@@ -324,7 +368,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------- answers
 
-    def _landed(self, event: ev.Landed) -> None:
+    def _landed(self, event: ev.Landed, now: float) -> None:
         fetch = self._in_flight.get(event.fetch_id)
         if fetch is None or fetch.reader is not None:
             return
@@ -332,6 +376,10 @@ class Scheduler:
         if first != fetch.reached or last > fetch.last:
             raise ValueError(f"fetch of chunks {fetch.reached}-{fetch.last} landed {first}-{last}")
         self._disk.land(fetch.found, first, last)
+        self._pipe.landed(event.stop - event.start, now)
+        if fetch.issued_s is not None:
+            self._pipe.answered(now - fetch.issued_s)
+            fetch.issued_s = None
         fetch.reached = last
         fetch.attempts = 0
         fetch.first_failed_at = None
@@ -349,6 +397,8 @@ class Scheduler:
         if fetch.reader is not None and fetch.reader.waiting:
             self._wake(fetch.reader, fetch_id=event.fetch_id)
         fetch.found.fetches -= 1
+        if fetch.found.planned:
+            self._foresight.landed(fetch.found)
         self._settle(fetch.found)
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:
@@ -426,7 +476,7 @@ class Scheduler:
         """Issue what may be issued: retries that are due, then demand, then prefetch."""
         if self._backing_off:
             self._drop_unwanted()
-        elif not (self._hungry or self._ahead):
+        elif not (self._hungry or self._ahead or self._foresight):
             return
         limit = self._pacing.limit(now)
         self._retry(limit, now, awaited=True)
@@ -445,6 +495,9 @@ class Scheduler:
             handle_id, handle = min(self._ahead.items(), key=_lead)
             if not self._prefetch(handle_id, handle, now):
                 del self._ahead[handle_id]
+        if self._foresight:
+            while not self._plans_held_up and self._may_issue(limit, now) and self._prefetch_planned(now):
+                pass
 
     def _may_issue(self, limit: int, now: float) -> bool:
         return len(self._in_flight) < limit and self._pacing.wait_s(now) == 0
@@ -452,7 +505,9 @@ class Scheduler:
     def _drop_unwanted(self) -> None:
         """Give up what backs off and is no longer wanted by a reader or an open handle."""
         for fetch in list(self._backing_off):
-            if not self._is_awaited(fetch) and (fetch.reader is not None or not fetch.found.handles):
+            found = fetch.found
+            wanted = bool(found.handles) or (found.planned and self._foresight.wants(found))
+            if not self._is_awaited(fetch) and (fetch.reader is not None or not wanted):
                 self._backing_off.remove(fetch)
                 self._give_up(fetch)
 
@@ -490,7 +545,8 @@ class Scheduler:
             stops.insert(0, found.run_of(ABSENT, first, max(ahead, last))[1])
         room = Room.NONE
         for stop in stops if not found.bypass else ():
-            room = self._evictor.room_for(found.disk_bytes(first, stop), now, self._out)
+            need_bytes = found.disk_bytes(first, stop)
+            room = self._evictor.room_for(need_bytes, now, Claim.READER, found.planned, self._out)
             if room is Room.NOW:
                 self._fetch(found, first, stop, now, ahead=stop > last)
                 return True
@@ -528,15 +584,63 @@ class Scheduler:
             if first - position >= (stop - position) / 2:
                 return False  # a small piece at the far end of the window: wait until it is worth a request
         last = min(last, first + get_chunks)
-        if self._evictor.room_for(found.disk_bytes(first, last), now, self._out) is not Room.NOW:
+        need_bytes = found.disk_bytes(first, last)
+        if self._evictor.room_for(need_bytes, now, Claim.AHEAD, found.planned, self._out) is not Room.NOW:
             self._crowded[handle_id] = handle
             return False
         self._fetch(found, first, last, now, ahead=True)
         return True
 
+    def _prefetch_planned(self, now: float) -> bool:
+        """Issue the next request for a plan; False if there is none to issue for now."""
+        wanted = self._foresight.wish()
+        if wanted is None:
+            return False
+        follower, wish = wanted
+        file, first = wish.piece.file, wish.chunk
+        found, last = file.found, wish.piece.last
+        if found is not None:
+            if self._refusal(found, now) is not None:
+                follower.drop(wish)
+                return True
+            first, last = found.run_of(ABSENT, first, last)
+        get_chunks = self._evictor.capacity_bytes // PLAN_GET_SHARE // CHUNK_BYTES
+        last = min(last, first + self._affordable_chunks(min(max(get_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS)))
+        need_bytes = disk_bytes(*chunk_extent(first, last, file.size_bytes))
+        claim = Claim.LATE if self._is_late(follower, wish, need_bytes) else Claim.AHEAD
+        if self._evictor.room_for(need_bytes, now, claim, True, self._out) is not Room.NOW:
+            self._plans_held_up = True
+            return False
+        if found is None:
+            if not file.admitting:
+                file.admitting = True
+                self._out.append(ev.Admit(file.file_id))
+            return False  # its object comes at once
+        self._fetch(found, first, last, now, ahead=True)
+        return True
+
+    def _is_late(self, follower: Follower, wish: Wish, need_bytes: int) -> bool:
+        """Whether readers would have to wait for the wish even if it were issued now, and evicting can help.
+
+        The test of Forestall (Kimbrel et al., OSDI 1996), for the next request only: that the pipe can keep up with the
+        misses of an epoch, wherever they lie, retention has seen to.
+        """
+        latency_s, bytes_per_s, rate = self._pipe.latency_s, self._pipe.bytes_per_s, follower.rate
+        if latency_s is None or bytes_per_s is None or rate is None:
+            return False
+        coming_bytes = need_bytes + sum(
+            (fetch.last - fetch.reached) * CHUNK_BYTES for fetch in self._in_flight.values()
+        )
+        ready_s = latency_s + coming_bytes / bytes_per_s
+        follower.stall_s = max(0.0, ready_s - follower.ahead_bytes(wish.key) / rate)
+        return follower.stall_s > 0 and follower.missed_share() * rate < PIPE_BOUND_SHARE * bytes_per_s
+
     def _window_stop(self, handle: _Handle) -> int:
         """The chunk up to which the handle's read-ahead reaches."""
-        return chunk_count(min(handle.pattern.position + self._window_bytes(handle), handle.found.size_bytes))
+        stop = min(handle.pattern.position + self._window_bytes(handle), handle.found.size_bytes)
+        if handle.found.planned:
+            stop = min(stop, self._foresight.reach(handle.found, handle.pattern.position))
+        return chunk_count(stop)
 
     def _window_bytes(self, handle: _Handle) -> int:
         share_bytes = self._evictor.capacity_bytes // WINDOW_SHARE // max(1, len(self._handles))
@@ -546,7 +650,10 @@ class Scheduler:
         """How many chunks to ask for at once in the handle's window, from the chunk `first` on."""
         ahead_bytes = first * CHUNK_BYTES - handle.pattern.position
         wished_chunks = (self._window_bytes(handle) + ahead_bytes) // GET_SHARE // CHUNK_BYTES
-        get_chunks = min(max(wished_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS)
+        return self._affordable_chunks(min(max(wished_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS))
+
+    def _affordable_chunks(self, get_chunks: int) -> int:
+        """No more than the bandwidth cap lets one request ask for."""
         return max(1, int(min(get_chunks, self._pacing.burst_bytes // CHUNK_BYTES)))
 
     def _fetch(self, found: CachedObject, first: int, last: int, now: float, *, ahead: bool) -> None:
@@ -563,11 +670,19 @@ class Scheduler:
             start, stop = fetch.reader.start, fetch.reader.stop
         else:
             start, stop = chunk_extent(fetch.reached, fetch.last, fetch.found.size_bytes)
+        fetch.issued_s = now
         self._pacing.spend(stop - start, now)
         self._out.append(ev.Fetch(fetch_id, fetch.found.object_id, start, stop, fetch.reader is not None))
 
+    def _opened_objects(self) -> Iterable[CachedObject]:
+        return {handle.found.object_id: handle.found for handle in self._handles.values()}.values()
+
     def _protected(self, found: CachedObject) -> Iterator[tuple[int, int]]:
-        """The chunk ranges of an open object that must stay: around its readers, and under its reads."""
+        """The chunk ranges of an object that must stay: around its readers, under its reads, and for plans."""
+        if found.planned:
+            patterns = [self._handles[handle_id].pattern for handle_id in found.handles]
+            hindmost = min((max(0, pattern.position - REORDER_BYTES) for pattern in patterns), default=0)
+            yield from self._foresight.stays(found, hindmost // CHUNK_BYTES)
         for handle_id in found.handles:
             handle = self._handles[handle_id]
             if handle.pattern.started:
@@ -582,7 +697,9 @@ class Scheduler:
         due_s = float("inf")
         if self._waiting:
             due_s = next(iter(self._waiting.values())).deadline_s
-        held_up = bool(self._hungry or self._ahead)
+        held_up = bool(self._hungry or self._ahead or self._plans_held_up)
+        if self._foresight and self._foresight.growing:
+            due_s = min(due_s, now + GROW_S)
         for fetch in self._backing_off:
             if fetch.not_before_s > now:
                 due_s = min(due_s, fetch.not_before_s)
@@ -599,6 +716,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert what must hold between any two events; the tests call it after each."""
         self._disk.check()
+        self._foresight.check()
         assert self._disk.used_bytes - self._disk.freeing_bytes <= self._evictor.capacity_bytes
         assert len(self._in_flight) <= self._pacing.max_connections
         fetches = Counter[CachedObject]()

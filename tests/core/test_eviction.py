@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from s3prefetchfs.core import events as ev
-from s3prefetchfs.core.eviction import RELEASE_MIN_BYTES, SQUEEZE_S, Evictor, Room
+from s3prefetchfs.core.eviction import RELEASE_MIN_BYTES, SQUEEZE_S, Claim, Evictor, Room
 from s3prefetchfs.core.extent import CHUNK_BYTES
+from s3prefetchfs.core.foresight import Foresight
 from s3prefetchfs.core.residency import CachedObject, Residency
 
 MIB = 1024 * 1024
@@ -18,7 +19,8 @@ class Cache:
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.disk = Residency()
         self.protected: list[tuple[int, int]] = []
-        self.evictor = Evictor(self.disk, capacity_bytes, lambda found: self.protected)
+        foresight = Foresight(self.disk, capacity_bytes)
+        self.evictor = Evictor(self.disk, capacity_bytes, foresight, self.opened, lambda found: self.protected)
         self.out: list[ev.Instruction] = []
 
     def add(self, object_id: int, size_bytes: int, *, handle: bool = False) -> CachedObject:
@@ -31,8 +33,11 @@ class Cache:
         self.disk.settle(found)
         return found
 
+    def opened(self) -> list[CachedObject]:
+        return [found for found in self.disk.objects.values() if found.handles]
+
     def room_for(self, need_bytes: int, now: float = 0.0) -> Room:
-        return self.evictor.room_for(need_bytes, now, self.out)
+        return self.evictor.room_for(need_bytes, now, Claim.READER, False, self.out)
 
 
 def test_where_there_is_room_nothing_goes() -> None:

@@ -354,7 +354,7 @@ def test_long_histories(seed: int) -> None:
 
 
 def _overdraw(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Evictor, "room_for", lambda self, need_bytes, now, out: Room.NOW)
+    patch.setattr(Evictor, "room_for", lambda self, need_bytes, now, claim, planned, out: Room.NOW)
 
 
 def _wake_at_the_first_chunk(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,307 @@
+"""All declared plans, and what they mean for the cache: what to fetch next, what must stay, what may go first.
+
+Between the scheduler, which knows objects, handles and reads, and the followers, which know one plan each. Several
+plans, one for each job or rank, share the pipe by deadline and the cache by parts: each may keep its share from one
+reading to the next, and the space for what is ahead of the readers is everybody's. A file that two plans read has a
+piece in each, and stays while either wants it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from s3prefetchfs.core.events import PlanAdded
+from s3prefetchfs.core.follower import Follower, Piece, PlannedObject, Wish
+from s3prefetchfs.core.plan import PlanProgress
+from s3prefetchfs.core.residency import CachedObject, Residency
+
+RESERVE_SHARE = 20
+"""One part in twenty of the cache is never kept for later: it is what fetches land in. More costs bytes in every epoch
+(at a cache of 0.8 of the dataset, 5 % of it are 4 % more bytes), less leaves nothing to take up the jitter of S3."""
+
+UNPLANNED_SHARE = 20
+"""While there are plans, what none of them speaks of has a twentieth of the cache to itself."""
+
+PIPE_BOUND_SHARE = 0.95
+"""When the readers need more than this part of the bandwidth, evicting early what is used later is of no help."""
+
+RATE_UNKNOWN = 200e6
+"""Bytes per second that a plan is taken to be read at before that is known, when two plans are weighed."""
+
+
+class Foresight:
+    """See the module's docstring.
+
+    Args:
+        disk: what is in the cache. capacity_bytes: of it.
+    """
+
+    def __init__(self, disk: Residency, capacity_bytes: int) -> None:
+        self._disk = disk
+        self._capacity_bytes = capacity_bytes
+        self._files: dict[int, PlannedObject] = {}
+        self._followers: dict[int, Follower] = {}
+        self._now: float | None = None
+        self._giving_up: Piece | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._followers)
+
+    # ------------------------------------------------------------------------------------- plans and files
+
+    def add(self, event: PlanAdded) -> None:
+        """Follow a plan from now on."""
+        files: list[PlannedObject | None] = []
+        for file_id, size_bytes, object_id in zip(event.files, event.sizes, event.objects, strict=True):
+            file = None
+            if file_id:
+                file = self._files.get(file_id)
+                if file is None:
+                    file = self._files[file_id] = PlannedObject(file_id, size_bytes)
+                if object_id and file.found is None:
+                    self.object_added(self._disk.objects[object_id], file_id)
+            files.append(file)
+        self._followers[event.plan_id] = Follower(event.plan_id, event.plan, files, 0, event.start)
+        self._share()
+
+    def remove(self, plan_id: int) -> None:
+        """Forget a plan; what it brought is now like anything else in the cache."""
+        follower = self._followers.pop(plan_id)
+        self._free(follower.leave())
+        for file in follower.files():
+            if not any(other.knows(file) for other in self._followers.values()):
+                del self._files[file.file_id]
+                if file.found is not None:
+                    file.found.file_id = 0
+        self._share()
+
+    def object_added(self, found: CachedObject, file_id: int) -> None:
+        """An object came into the cache; `file_id` as in `PlanAdded`."""
+        file = self._files.get(file_id)
+        if file is None:
+            return
+        found.file_id = file_id
+        file.found = found
+        file.admitting = False
+        self._disk.set_planned(found, bool(file.pieces))
+
+    def object_gone(self, found: CachedObject) -> None:
+        """The object is on its way out of the cache."""
+        if (file := self._files.get(found.file_id)) is not None and file.found is found:
+            file.found = None
+
+    def grow(self) -> None:
+        """Unroll the plans a little further."""
+        for follower in self._followers.values():
+            if follower.growing:
+                for piece in follower.grow():
+                    found = piece.file.found
+                    if found is None:
+                        continue
+                    self._disk.set_planned(found, True)
+                    if piece.whole and found.handles:
+                        follower.opened(piece, follower.last_read_s)
+
+    @property
+    def growing(self) -> bool:
+        """Whether there is more to unroll."""
+        return any(follower.growing for follower in self._followers.values())
+
+    def _share(self) -> None:
+        running = [follower for follower in self._followers.values() if not follower.finished]
+        for follower in running:
+            follower.share((self._capacity_bytes - self._capacity_bytes // RESERVE_SHARE) // len(running))
+
+    def _free(self, files: list[PlannedObject]) -> None:
+        for file in files:
+            if file.found is not None:
+                self._disk.set_planned(file.found, False)
+
+    # ------------------------------------------------------------------------------------- readers
+
+    def passed(self, now: float, waiting: bool) -> None:
+        """Time went by, in which somebody waited for bytes or not."""
+        before_s, self._now = self._now, now
+        for follower in self._followers.values():
+            follower.passed(now - (now if before_s is None else before_s), waiting)
+
+    def opened(self, found: CachedObject, now: float) -> None:
+        """A file was opened."""
+        file = self._files.get(found.file_id)
+        if file is None:
+            return
+        by_range = {piece.follower.plan_id for piece in file.pieces if not piece.whole}
+        in_place = [piece.follower for piece in file.pieces if piece.whole and piece.follower.opened(piece, now)]
+        concerned = in_place or [
+            follower
+            for follower in self._followers.values()
+            if follower.knows(file) and follower.plan_id not in by_range
+        ]
+        self._judge(concerned, bool(in_place), file, 0)
+
+    def read(self, found: CachedObject, start: int, stop: int, new_run: bool, now: float) -> None:
+        """Bytes `[start, stop)` of an open file are being read."""
+        file = self._files.get(found.file_id)
+        if file is None:
+            return
+        in_place: list[Follower] = []
+        by_range: list[Follower] = []
+        offset = start
+        for piece in list(file.pieces):
+            follower = piece.follower
+            if piece.whole:
+                follower.read(piece, stop)
+                continue
+            if follower not in by_range:
+                by_range.append(follower)
+            if piece.start < stop and start < piece.stop and (piece.opened or piece.start <= start):
+                if not piece.opened and not follower.opened(piece, now):
+                    continue
+                in_place.append(follower)
+                offset = piece.start
+                follower.read(piece, stop - piece.start)
+                if stop >= piece.stop:
+                    follower.finish(piece)
+        if new_run and by_range:
+            self._judge(in_place or by_range, bool(in_place), file, offset)
+
+    def closed(self, found: CachedObject, was_read: bool) -> None:
+        """The last handle of a file was closed, after something of it was read or not."""
+        file = self._files.get(found.file_id)
+        if file is None:
+            return
+        for piece in list(file.pieces):
+            if not (piece.whole and was_read and piece.follower.finish(piece)):
+                piece.follower.rank(piece)
+
+    def landed(self, found: CachedObject) -> None:
+        """A fetch of the object has ended: what of it no plan wants any more can go."""
+        file = self._files.get(found.file_id)
+        if file is None:
+            return
+        for piece in file.pieces:
+            if not piece.staged:
+                piece.follower.rank(piece)
+
+    def _judge(self, followers: Sequence[Follower], in_place: bool, file: PlannedObject, offset: int) -> None:
+        for follower in followers:
+            place = follower.judge(in_place, file, offset)
+            if place is not None:
+                self._free(follower.jump(place))
+            elif follower.any_order and follower.astray >= 3:
+                follower.begin_next_epoch()
+
+    # ------------------------------------------------------------------------------------- wishes
+
+    def wish(self) -> tuple[Follower, Wish] | None:
+        """What to fetch next for any plan: what is due first."""
+        best: tuple[float, Follower, Wish] | None = None
+        for follower in self._followers.values():
+            wish = follower.wish()
+            if wish is None:
+                continue
+            ahead_bytes = follower.ahead_bytes(wish.key)
+            if follower.confidence < 1 and ahead_bytes > follower.confidence * self._capacity_bytes:
+                continue
+            due_s = ahead_bytes / (follower.rate or RATE_UNKNOWN)
+            if best is None or due_s < best[0]:
+                best = due_s, follower, wish
+        return None if best is None else best[1:]
+
+    def wants(self, found: CachedObject) -> bool:
+        """Whether a plan will read the object soon."""
+        file = self._files.get(found.file_id)
+        return file is not None and any(piece.staged for piece in file.pieces)
+
+    def by_ranges(self, file_id: int) -> bool:
+        """Whether ranges of the file, not the whole of it, are planned."""
+        file = self._files.get(file_id)
+        return file is not None and any(not piece.whole for piece in file.pieces)
+
+    def reach(self, found: CachedObject, position: int) -> int:
+        """How far from a reader's position on its file is worth reading ahead: to the end of the range it reads."""
+        file = self._files.get(found.file_id) if found.file_id else None
+        if file is None:
+            return found.size_bytes
+        ranges = [piece for piece in file.pieces if not piece.whole]
+        if not ranges:
+            return found.size_bytes
+        return max((piece.stop for piece in ranges if piece.start < position < piece.stop), default=position)
+
+    # ------------------------------------------------------------------------------------- space
+
+    @property
+    def unplanned_bytes(self) -> int:
+        """What plans leave to everything else: all of it where there is none."""
+        return self._capacity_bytes // UNPLANNED_SHARE if self._followers else 0
+
+    def stays(self, found: CachedObject, reader_chunk: int) -> Iterator[tuple[int, int]]:
+        """The chunks of an object that plans want to stay.
+
+        Args:
+            reader_chunk: where the hindmost reader of the object is.
+        """
+        file = self._files.get(found.file_id) if found.file_id else None
+        if file is None:
+            return
+        for piece in file.pieces:
+            follower = piece.follower
+            if piece is self._giving_up or not follower.trusted or follower.idle(self._now or 0.0):
+                continue
+            if piece.opened:
+                yield max(piece.first, reader_chunk), piece.last
+                yield piece.first, piece.kept_after_last()
+            else:
+                yield piece.first, piece.kept_last()
+
+    def surplus(self) -> Iterator[Piece]:
+        """Pieces that are not kept until their next reading, or not all of them, furthest first; each is given once."""
+        yield from self._furthest([follower.surplus for follower in self._followers.values()])
+
+    def retained(self, staged: bool) -> Iterator[Piece]:
+        """Pieces that are kept, furthest first, each given once; also those that are staged if asked for.
+
+        They stay no longer, and are fetched again for their next reading.
+        """
+        for piece in self._furthest([follower.retained for follower in self._followers.values()]):
+            if piece.staged and not staged:
+                piece.follower.rank(piece)
+                return
+            if not piece.opened:
+                piece.follower.give_up(piece)
+                self._giving_up = piece
+                yield piece
+                self._giving_up = None
+
+    def _furthest(self, heaps: list[list[tuple[int, int, Piece]]]) -> Iterator[Piece]:
+        while True:
+            heaps = [heap for heap in heaps if heap]
+            if not heaps:
+                return
+            heap = min(heaps, key=self._top_time) if len(heaps) > 1 else heaps[0]
+            item = heapq.heappop(heap)
+            if item[2].follower.is_current(item) and item[2].file.found is not None:
+                yield item[2]
+
+    @staticmethod
+    def _top_time(heap: list[tuple[int, int, Piece]]) -> float:
+        follower = heap[0][2].follower
+        return -follower.distance_bytes(-heap[0][0]) / (follower.rate or RATE_UNKNOWN)
+
+    # ------------------------------------------------------------------------------------- for people
+
+    def progress(self) -> list[PlanProgress]:
+        """How far each plan is, in the order in which they were declared."""
+        return [follower.progress() for follower in self._followers.values()]
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for follower in self._followers.values():
+            follower.check()
+        for file in self._files.values():
+            if file.found is not None:
+                assert file.found.file_id == file.file_id
+                assert file.found.planned == bool(file.pieces)
+                assert self._disk.objects.get(file.found.object_id) is file.found
+                assert not file.found.evicting
