@@ -19,7 +19,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["daemon"],
-    ["control", "fuse.adapter", "fuse.kernel"],
+    ["control", "plans", "resolution", "fuse.adapter", "fuse.kernel"],
     ["catalog", "engine"],
     ["s3.pool", "store"],
     ["s3"],
