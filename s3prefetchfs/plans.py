@@ -346,26 +346,30 @@ class Plans:
         self, name: str, entry: _Entry, submission: _Submission, scope: trio.CancelScope, settled: trio.Event
     ) -> None:
         content, start = submission.content, submission.start
+        error = ""
         try:
             with scope:
                 plan = await trio.to_thread.run_sync(parse, content, name, abandon_on_cancel=True)
                 resolved = await resolve(replace(plan, name=name), self._catalog, self._config)
                 digest = await trio.to_thread.run_sync(lambda: hashlib.sha256(content).hexdigest())
-                async with (
-                    self._disk
-                ):  # until it is in force: else its progress could be saved as that of the one before
+                if submission.after is not None:
+                    await submission.after.wait()
+                # Until it is in force, or its progress could be saved as that of the one before.
+                async with self._disk:
                     if not submission.is_kept:
                         await trio.to_thread.run_sync(self._files.write, name, content, start)
                     await trio.lowlevel.checkpoint_if_cancelled()
                     self._put_in_force(name, entry, resolved, digest, start)
         except* (PlanError, RequestError) as group:
-            self._refuse(name, entry, str(_first(group)))
+            error = str(_first(group))
         except* OSError as group:
-            self._refuse(name, entry, f"it cannot be kept below the cache directory: {_first(group)}")
+            error = f"it cannot be kept below the cache directory: {_first(group)}"
         except* Exception as group:  # a bug, which must not end the mount
             log.exception("plan %s", name, exc_info=_first(group))
-            self._refuse(name, entry, f"this is a bug, see the log: {_first(group)!r}")
+            error = f"this is a bug, see the log: {_first(group)!r}"
         finally:
+            if error and not scope.cancel_called:  # else there is a later file to speak of
+                self._refuse(name, entry, error)
             settled.set()
 
     def _put_in_force(self, name: str, entry: _Entry, resolved: Resolved, digest: str, start: Start) -> None:

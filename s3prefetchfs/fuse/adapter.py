@@ -317,7 +317,16 @@ class Adapter(pyfuse3.Operations):
     async def _refuse(self, *arguments: object) -> Any:
         raise pyfuse3.FUSEError(errno.EROFS)
 
-    mkdir = rmdir = mknod = symlink = link = setxattr = removexattr = cast(Any, _refuse)
+    mkdir = rmdir = mknod = symlink = link = cast(Any, _refuse)
+
+    @_border
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+        # `cp -p` gives up an ACL that is not supported, and fails on any other error.
+        raise pyfuse3.FUSEError(errno.ENOTSUP if self._control.is_writable(inode) else errno.EROFS)
+
+    @_border
+    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        raise pyfuse3.FUSEError(errno.ENOTSUP if self._control.is_writable(inode) else errno.EROFS)
 
     # ------------------------------------------------------------------------------------- attributes
 
