@@ -26,8 +26,8 @@ from s3prefetchfs.core.plan_pattern import PathPattern, Place
 from s3prefetchfs.core.record import Entry, is_directory, name_of
 from s3prefetchfs.engine import Version
 
-LISTINGS = 8
-"""Directories listed at once for a plan: enough to hide the latency, few beside what readers ask for."""
+LISTINGS = 4
+"""Directories listed at once for a plan. A page takes the event loop some milliseconds, and all may come at once."""
 
 SLICE = 500
 """Files looked up before others get their turn: a millisecond or two."""

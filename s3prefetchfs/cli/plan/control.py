@@ -57,5 +57,9 @@ def cannot(what: str, error: OSError) -> UserError:
         errno.ENOSPC: "too many plans are being written at once; try again",
     }
     if error.errno in mounts.DEAD_ERRNOS:
-        return UserError(f"cannot {what}: its daemon is dead", "mount it again: that clears the dead mount first")
-    return UserError(f"cannot {what}: {error.strerror}", hints.get(error.errno or 0, "the daemon's log may say more"))
+        return UserError(
+            f"the mount cannot {what}: its daemon is dead", "mount it again: that clears the dead mount first"
+        )
+    return UserError(
+        f"the mount cannot {what}: {error.strerror}", hints.get(error.errno or 0, "the daemon's log may say more")
+    )
