@@ -212,7 +212,7 @@ class Control:
         self._make_room(handle, size_bytes)
         del handle.content[size_bytes:]
         handle.content.extend(bytes(size_bytes - len(handle.content)))
-        handle.is_dirty = bool(handle.content) or handle_id is None
+        handle.is_dirty = bool(handle.content)  # emptied before it is written anew, mostly; see `release`
 
     async def flush(self, handle_id: int) -> None:
         """A descriptor of the handle is closed: submit what was written. EINVAL if it is refused."""
@@ -224,8 +224,8 @@ class Control:
         """The last descriptor is closed. Nobody hears of errors any more, so they are left in the file."""
         handle = self._handles.pop(handle_id)
         file = handle.file
-        if file is None or file.name is None or handle.is_submitted:
-            return
+        if file is None or file.name is None or handle.is_submitted or handle.content:
+            return  # with content and not submitted, it was opened and not written: `touch`
         with contextlib.suppress(Refused):
             await self._submit(handle)  # what was made empty: a shell's `> NAME` closes a copy before it writes
 

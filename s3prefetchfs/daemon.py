@@ -113,8 +113,7 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
                 plans = Plans(config, directory, catalog, engine)
                 await services.start(plans.run)
                 await plans.restore()
-                for path in config.plans:
-                    await plans.submit_file(path)
+                await plans.submit_files(config.plans)
                 status = Status(config, metrics, engine, catalog, pool)
                 opens = OpensRecord()
 

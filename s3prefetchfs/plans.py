@@ -41,8 +41,8 @@ PLAN_MAX_BYTES = 256 * 1024 * 1024
 SETTLE_TIMEOUT_S = 60.0
 """How long who submits a plan waits for the answer. After that it is still taken in, and its file tells how it went."""
 
-RESTORE_TIMEOUT_S = 30.0
-"""How long mounting waits for the plans of before; half of what a start in the background may take."""
+RESTORE_TIMEOUT_S = 25.0
+"""How long mounting waits for the plans of before, and again for its own; both fit in what a start may take."""
 
 PROGRESS_INTERVAL_S = 5.0
 """A daemon that is killed finds its place again by at most this much reading."""
@@ -180,7 +180,7 @@ class _Submission:
     """
 
     content: bytes
-    start: Start
+    start: Start = (0, 0)
     is_kept: bool = False
     after: trio.Event | None = None
 
@@ -234,32 +234,31 @@ class Plans:
             for entry in list(self._entries.values()):
                 await entry.settled.wait()
 
-    async def submit_file(self, path: Path) -> None:
-        """Take in a file of the mount command. One that was in force before the restart goes on where it was.
+    async def submit_files(self, paths: Sequence[Path]) -> None:
+        """Take in the files of the mount command. One that was in force before the restart goes on where it was.
 
         Raises:
-            UserError: it cannot be read, or is refused.
+            UserError: one cannot be read, or is refused.
         """
-        try:
-            content = await trio.to_thread.run_sync(_read_limited, path)
-        except OSError as error:
-            raise UserError(f"cannot read the plan {path}: {error.strerror}", "give a file that exists") from None
-        except ValueError as error:
-            raise UserError(f"the plan {path} is refused: {error}", "see docs/plan.md, or give another file") from None
-        try:
-            name = plan_name(os.fsencode(path.name))
-            if is_scratch(name):
-                raise ValueError("kept for files that are not plans yet")
-        except ValueError as error:
-            raise UserError(f"the plan {path} has a name that is {error}", "rename the file") from None
-        digest = await trio.to_thread.run_sync(lambda: hashlib.sha256(content).hexdigest())
-        entry = self._entries.get(name)
-        if entry is not None and entry.in_force and entry.digest == digest:
-            return
-        try:
-            await self.submit(name, content)
-        except PlanError as error:
-            raise UserError(f"the plan {path} is refused: {error}", "see docs/plan.md, or give another file") from None
+        begun: dict[str, tuple[Path, _Entry]] = {}
+        for path in paths:
+            name, content = await trio.to_thread.run_sync(_read_plan_file, path)
+            if name in begun:
+                raise UserError(
+                    f"the plans {begun[name][0]} and {path} have the same name", "rename one of the two files"
+                )
+            digest = await trio.to_thread.run_sync(lambda content=content: hashlib.sha256(content).hexdigest())
+            entry = self._entries.setdefault(name, _Entry())
+            if not entry.in_force or entry.digest != digest:
+                after = [other.settled for _, other in begun.values()]
+                self._begin(name, entry, _Submission(content, after=after[-1] if after else None))
+            begun[name] = path, entry
+        with trio.move_on_after(RESTORE_TIMEOUT_S):
+            for _, entry in begun.values():
+                await entry.settled.wait()
+        for path, entry in begun.values():
+            if entry.error:
+                raise UserError(f"the plan {path} is refused: {entry.error}", "see docs/plan.md, or give another file")
 
     # ------------------------------------------------------------------------------------- by name
 
@@ -322,9 +321,11 @@ class Plans:
     def document(self, name: str) -> bytes:
         """What reading the plan's file in the mount gives: progress, `warnings` and `error`, as JSON."""
         entry = self._entries[name]
-        document: dict[str, Any] = {"name": name, "state": "refused" if entry.settled.is_set() else "resolving"}
+        document: dict[str, Any] = {"name": name, "state": "refused"}
         if entry.in_force:
             document = asdict(self._progress(name))
+        if not entry.settled.is_set():
+            document["state"] = "resolving"
         document |= {"warnings": entry.warnings, "error": entry.error or None}
         return json.dumps(document, indent=2).encode() + b"\n"
 
@@ -418,14 +419,24 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _read_limited(path: Path) -> bytes:
-    """A file's content.
+def _read_plan_file(path: Path) -> tuple[str, bytes]:
+    """Name and content of a plan in a file. Blocking.
 
     Raises:
-        ValueError: it is too long to be a plan. OSError: it cannot be read.
+        UserError: it cannot be one.
     """
-    with path.open("rb") as file:
-        content = file.read(PLAN_MAX_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(PLAN_MAX_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read the plan {path}: {error.strerror}", "give a file that exists") from None
     if len(content) > PLAN_MAX_BYTES:
-        raise ValueError(f"it is larger than {PLAN_MAX_BYTES >> 20} MiB")
-    return content
+        error = f"it is larger than {PLAN_MAX_BYTES >> 20} MiB"
+        raise UserError(f"the plan {path} is refused: {error}", "split it into several plans")
+    try:
+        name = plan_name(os.fsencode(path.name))
+        if is_scratch(name):
+            raise ValueError("kept for files that are not plans yet")
+    except ValueError as error:
+        raise UserError(f"the plan {path} has a name that is {error}", "rename the file") from None
+    return name, content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -400,16 +401,20 @@ def test_plans_of_the_command(tmp_path: Path) -> None:
     file.write_bytes(b"x\nx\n")
 
     async def first(world: World) -> None:
-        await world.plans.submit_file(file)
+        await world.plans.submit_files([file])
         world.engine.move("p", 0, 1)
 
     async def second(world: World) -> None:
-        await world.plans.submit_file(file)
+        await world.plans.submit_files([file])
         assert world.engine.progress["p"].position == 1
         file.write_bytes(b"x\nx\nx\n")
-        await world.plans.submit_file(file)
+        await world.plans.submit_files([file])
         assert (world.engine.progress["p"].entries, world.engine.progress["p"].position) == (3, 0)
+        with pytest.raises(UserError, match="same name"):
+            await world.plans.submit_files([file, copied])
 
+    (tmp_path / "other").mkdir()
+    copied = Path(shutil.copy(file, tmp_path / "other"))
     in_a_mount(tmp_path, ["x"], first)
     in_a_mount(tmp_path, ["x"], second)
 
@@ -430,7 +435,7 @@ def test_bad_plans_of_the_command(tmp_path: Path, name: str, content: bytes | No
 
     async def body(world: World) -> None:
         with pytest.raises(UserError) as failed:
-            await world.plans.submit_file(tmp_path / name)
+            await world.plans.submit_files([tmp_path / name])
         assert str(tmp_path / name) in failed.value.message
         assert reason in failed.value.message
 

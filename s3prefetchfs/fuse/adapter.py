@@ -81,10 +81,11 @@ def _border(
 
 @dataclass(slots=True, eq=False)
 class _DirectoryHandle:
-    """`directory` is None before the first read, and in the control directory, which is always the same."""
+    """`directory` is None before the first read; a control directory has `names` instead, which stay as they were."""
 
     ino: int
     directory: OpenDirectory | None = None
+    names: Sequence[tuple[bytes, int]] = ()
 
 
 class Adapter(pyfuse3.Operations):
@@ -197,8 +198,13 @@ class Adapter(pyfuse3.Operations):
             if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(handle.ino), position):
                 return
         if _is_control(handle.ino):
-            for position, (name, ino) in enumerate(self._control.entries(handle.ino), start=3):
-                if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(ino), position):
+            names = self._control.entries(handle.ino)
+            if start_id == 0:
+                handle.names = names
+            for position, (name, ino) in enumerate(handle.names, start=3):
+                if start_id >= position or (name, ino) not in names:
+                    continue
+                if not pyfuse3.readdir_reply(token, name, self._stat(ino), position):
                     return
             return
         # Not before somebody reads: programs like df open directories for other reasons.

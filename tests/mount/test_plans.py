@@ -141,6 +141,16 @@ def test_an_empty_file_is_no_plan(mnt: Mounted) -> None:
     assert eventually(lambda: told(mnt, "empty"), lambda document: document["error"])["state"] == "refused"
 
 
+def test_touching_a_plan_does_not_begin_it_anew(mnt: Mounted) -> None:
+    """What is opened for writing and not written is not submitted."""
+    (plans_of(mnt) / "mine").write_bytes(PLAN)
+    (plans_of(mnt) / "last").write_bytes(PLAN)
+    subprocess.run(["touch", plans_of(mnt) / "mine"], check=True)
+    (plans_of(mnt) / "mark").touch()
+    eventually(lambda: told(mnt, "mark"), lambda document: document["error"])
+    assert in_force(mnt) == ["mine", "last"]
+
+
 def test_too_large(mnt: Mounted) -> None:
     """Beyond 256 MiB a write is EFBIG."""
     with (
