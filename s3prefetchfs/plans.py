@@ -94,7 +94,7 @@ class _Files:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self.path(name, ".json").unlink(missing_ok=True)
         self._replace(self.path(name, ".plan"), content)
-        self.write_progress(name, hashlib.sha256(content).hexdigest(), start, is_finished=False)
+        self.write_progress(name, _digest(content), start, is_finished=False)
 
     def write_progress(self, name: str, digest: str, start: Start, *, is_finished: bool) -> None:
         progress = {"sha256": digest, "epoch": start[0], "position": start[1], "finished": is_finished}
@@ -125,7 +125,7 @@ class _Files:
                 return _Kept(name, content)
             progress = json.loads(progress_path.read_bytes())
             start = int(progress["epoch"]), int(progress["position"])
-            if min(start) < 0 or progress["sha256"] != hashlib.sha256(content).hexdigest():
+            if min(start) < 0 or progress["sha256"] != _digest(content):
                 raise ValueError("digest or position")
         except OSError as error:
             return _Kept(name, b"", error=f"{path} cannot be read: {error.strerror}")
@@ -247,7 +247,7 @@ class Plans:
                 raise UserError(
                     f"the plans {begun[name][0]} and {path} have the same name", "rename one of the two files"
                 )
-            digest = await trio.to_thread.run_sync(lambda content=content: hashlib.sha256(content).hexdigest())
+            digest = await trio.to_thread.run_sync(_digest, content)
             entry = self._entries.setdefault(name, _Entry())
             if not entry.in_force or entry.digest != digest:
                 after = [other.settled for _, other in begun.values()]
@@ -352,7 +352,7 @@ class Plans:
             with scope:
                 plan = await trio.to_thread.run_sync(parse, content, name, abandon_on_cancel=True)
                 resolved = await resolve(replace(plan, name=name), self._catalog, self._config)
-                digest = await trio.to_thread.run_sync(lambda: hashlib.sha256(content).hexdigest())
+                digest = await trio.to_thread.run_sync(_digest, content)
                 if submission.after is not None:
                     await submission.after.wait()
                 # Until it is in force, or its progress could be saved as that of the one before.
@@ -419,6 +419,11 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
+def _digest(content: bytes) -> str:
+    """Tells one submitted file from another, and a whole one from a damaged one."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def _read_plan_file(path: Path) -> tuple[str, bytes]:
     """Name and content of a plan in a file. Blocking.
 
@@ -431,8 +436,8 @@ def _read_plan_file(path: Path) -> tuple[str, bytes]:
     except OSError as error:
         raise UserError(f"cannot read the plan {path}: {error.strerror}", "give a file that exists") from None
     if len(content) > PLAN_MAX_BYTES:
-        error = f"it is larger than {PLAN_MAX_BYTES >> 20} MiB"
-        raise UserError(f"the plan {path} is refused: {error}", "split it into several plans")
+        reason = f"it is larger than {PLAN_MAX_BYTES >> 20} MiB"
+        raise UserError(f"the plan {path} is refused: {reason}", "split it into several plans")
     try:
         name = plan_name(os.fsencode(path.name))
         if is_scratch(name):
