@@ -53,7 +53,7 @@ def status(mountpoint: str, as_json: bool) -> None:
     A mount that is dead or does not answer is reported as such within seconds.
     """
     path = Path(os.path.abspath(mountpoint))
-    text = _read_status(path)
+    _, text = read_status(path)
     if as_json:
         click.echo(text, nl=not text.endswith(b"\n"))
         return
@@ -66,7 +66,12 @@ def status(mountpoint: str, as_json: bool) -> None:
     _print(document)
 
 
-def _read_status(path: Path) -> bytes:
+def read_status(path: Path) -> tuple[Path, bytes]:
+    """The mountpoint and the status of the s3prefetchfs at an absolute path.
+
+    Raises:
+        UserError: there is none, it is dead, or it does not answer within seconds.
+    """
     mount = mounts.mount_at(path)
     if mount is None or not mount.is_ours:
         raise UserError(
@@ -74,7 +79,7 @@ def _read_status(path: Path) -> bytes:
         )
     where = mount.mountpoint
     try:
-        return mounts.read_file(where / mounts.STATUS_FILE)
+        return where, mounts.read_file(where / mounts.STATUS_FILE)
     except TimeoutError:
         raise UserError(
             f"the daemon of {where} does not answer within {mounts.PROBE_TIMEOUT_S:g} s",

@@ -317,6 +317,9 @@ def test_submit_list_cancel(mnt: Mounted, filled: StandInBucket, tmp_path: Path)
     assert "plan.txt" in listed.stdout
     as_json = json.loads(run(filled, "plan", "list", mnt.path, "--json").stdout)
     assert [plan["name"] for plan in as_json] == ["mine", "plan.txt"]
+    table = run(filled, "status", mnt.path).stdout
+    assert f"0/{FILES}" in table
+    assert "confidence" in table
     assert run(filled, "plan", "cancel", mnt.path, "mine").returncode == 0
     assert in_force(mnt) == ["plan.txt"]
     done = run(filled, "plan", "cancel", mnt.path, "mine")
@@ -330,6 +333,11 @@ def test_submit_refused(mnt: Mounted, filled: StandInBucket, tmp_path: Path) -> 
     done = run(filled, "plan", "submit", mnt.path, tmp_path / "bad")
     assert done.returncode == 1
     assert "/somewhere/else" in done.stderr
+    (tmp_path / "empty").touch()
+    for arguments in ([tmp_path / "empty"], [tmp_path / "absent"], [tmp_path / "bad", "--name", "a/b"]):
+        done = run(filled, "plan", "submit", mnt.path, *arguments)
+        assert (done.returncode, done.stderr.startswith("s3prefetchfs: ")) == (1, True)
+    assert os.listdir(plans_of(mnt)) == ["bad"]
     (tmp_path / "missing").write_text(f"{PATHS[0]}\ntrain/absent\n")
     done = run(filled, "plan", "submit", mnt.path, tmp_path / "missing")
     assert done.returncode == 0

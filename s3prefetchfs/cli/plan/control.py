@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from s3prefetchfs.cli.status import read_status
 from s3prefetchfs.errors import UserError
 from s3prefetchfs.fuse import mounts
 
@@ -20,22 +21,7 @@ def plans_directory(mountpoint: str) -> Path:
     Raises:
         UserError: no s3prefetchfs is mounted there, or it does not answer.
     """
-    path = Path(os.path.abspath(mountpoint))
-    mount = mounts.mount_at(path)
-    if mount is None or not mount.is_ours:
-        raise UserError(
-            f"no s3prefetchfs is mounted at {path}", "`findmnt -t fuse.s3prefetchfs` lists the mounts there are"
-        )
-    where = mount.mountpoint
-    try:
-        mounts.read_file(where / mounts.STATUS_FILE)  # a hung daemon would hold whoever touches its files
-    except TimeoutError:
-        raise UserError(
-            f"the daemon of {where} does not answer within {mounts.PROBE_TIMEOUT_S:g} s",
-            f"its log may say why; `s3prefetchfs umount --lazy {where}` detaches the mount",
-        ) from None
-    except OSError as error:
-        raise cannot(f"reach the plans of {where}", error) from None
+    where, _ = read_status(Path(os.path.abspath(mountpoint)))  # a hung daemon would hold whoever touches its files
     return where / PLANS_DIRECTORY
 
 
