@@ -30,7 +30,8 @@ from s3prefetchfs.core.plan_name import NAME_MAX_BYTES, is_scratch, plan_name
 from s3prefetchfs.engine import Engine
 from s3prefetchfs.errors import S3PrefetchError
 from s3prefetchfs.metrics import Metrics
-from s3prefetchfs.plans import PLAN_MAX_BYTES, Plans
+from s3prefetchfs.plan_file import PLAN_MAX_BYTES
+from s3prefetchfs.plans import Plans
 from s3prefetchfs.s3.pool import Pool
 
 DIRECTORY_NAME = b".s3prefetchfs"

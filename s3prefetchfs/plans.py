@@ -28,15 +28,12 @@ from s3prefetchfs.catalog import Catalog
 from s3prefetchfs.config import Config
 from s3prefetchfs.core.plan import Plan, PlanProgress
 from s3prefetchfs.core.plan_format import PlanError, parse
-from s3prefetchfs.core.plan_name import is_scratch, plan_name
 from s3prefetchfs.engine import Version
 from s3prefetchfs.errors import RequestError, UserError
+from s3prefetchfs.plan_file import read_plan_file
 from s3prefetchfs.resolution import Resolved, resolve
 
 log = logging.getLogger(__name__)
-
-PLAN_MAX_BYTES = 256 * 1024 * 1024
-"""The largest file that is taken: 100,000 files in 90 epochs, 9 million entries, are a quarter of it."""
 
 SETTLE_TIMEOUT_S = 60.0
 """How long who submits a plan waits for the answer. After that it is still taken in, and its file tells how it went."""
@@ -242,7 +239,7 @@ class Plans:
         """
         begun: dict[str, tuple[Path, _Entry]] = {}
         for path in paths:
-            name, content = await trio.to_thread.run_sync(_read_plan_file, path)
+            name, content = await trio.to_thread.run_sync(read_plan_file, path)
             if name in begun:
                 raise UserError(
                     f"the plans {begun[name][0]} and {path} have the same name", "rename one of the two files"
@@ -422,26 +419,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def _digest(content: bytes) -> str:
     """Tells one submitted file from another, and a whole one from a damaged one."""
     return hashlib.sha256(content).hexdigest()
-
-
-def _read_plan_file(path: Path) -> tuple[str, bytes]:
-    """Name and content of a plan in a file. Blocking.
-
-    Raises:
-        UserError: it cannot be one.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(PLAN_MAX_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read the plan {path}: {error.strerror}", "give a file that exists") from None
-    if len(content) > PLAN_MAX_BYTES:
-        reason = f"it is larger than {PLAN_MAX_BYTES >> 20} MiB"
-        raise UserError(f"the plan {path} is refused: {reason}", "split it into several plans")
-    try:
-        name = plan_name(os.fsencode(path.name))
-        if is_scratch(name):
-            raise ValueError("kept for files that are not plans yet")
-    except ValueError as error:
-        raise UserError(f"the plan {path} has a name that is {error}", "rename the file") from None
-    return name, content

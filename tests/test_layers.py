@@ -23,7 +23,7 @@ FLOORS = [
     ["control", "plans", "resolution", "fuse.adapter", "fuse.kernel"],
     ["catalog", "engine"],
     ["s3.pool", "store"],
-    ["s3"],
+    ["s3", "plan_file"],
     ["core"],
     ["fuse.mounts", "fuse.holders", "metrics", "wire", "sources", "config", "log", "notify"],
     ["units", "errors"],

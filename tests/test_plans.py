@@ -424,6 +424,7 @@ def test_plans_of_the_command(tmp_path: Path) -> None:
     [
         ("absent", None, "No such file"),
         ("bad", b"/elsewhere\n", "elsewhere"),
+        ("empty", b"", "empty"),
         (".hidden", b"x\n", "not plans yet"),
         ("n" * 81, b"x\n", "longer than 80 bytes"),
     ],
@@ -436,7 +437,7 @@ def test_bad_plans_of_the_command(tmp_path: Path, name: str, content: bytes | No
     async def body(world: World) -> None:
         with pytest.raises(UserError) as failed:
             await world.plans.submit_files([tmp_path / name])
-        assert str(tmp_path / name) in failed.value.message
+        assert name in failed.value.message
         assert reason in failed.value.message
 
     in_a_mount(tmp_path, ["x"], body)

@@ -12,8 +12,8 @@ import click
 
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
 from s3prefetchfs.cli.plan.control import cannot, plans_directory, read_plan
-from s3prefetchfs.core.plan_name import is_scratch, plan_name
 from s3prefetchfs.errors import UserError
+from s3prefetchfs.plan_file import read_plan_file
 
 _SECTIONS = [
     (
@@ -44,15 +44,14 @@ def submit(mountpoint: str, file: Path, name: str | None, strict: bool, wait: bo
 
     Returns when the plan is in force. Files that the bucket does not have are named.
     """
-    name = name or file.name
+    directory = plans_directory(mountpoint)
+    name, content = read_plan_file(file, name)
+    path = directory / name
     try:
-        plan_name(os.fsencode(name))
-        if is_scratch(name):
-            raise ValueError("kept for files that are not plans yet")
-    except ValueError as error:
-        raise UserError(f"the plan {name} has a name that is {error}", "give it another one with --name") from None
-    path = plans_directory(mountpoint) / name
-    _write(path, file)
+        path.write_bytes(content)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # refused at close: its file tells why
+            raise cannot(f"submit {file} as {path}", error) from None
     deadline_s = time.monotonic() + _RESOLVING_TIMEOUT_S
     while (told := _read(path))["state"] == "resolving":
         if time.monotonic() > deadline_s:
@@ -65,29 +64,15 @@ def submit(mountpoint: str, file: Path, name: str | None, strict: bool, wait: bo
         raise UserError(f"the plan {file} is refused: {told['error']}", "see docs/plan.md, or give another file")
     for warning in told["warnings"]:
         click.echo(f"s3prefetchfs: plan {path.name}: {warning}", err=True)
-    if strict and told["missing_files"]:
+    if strict and told["warnings"]:
         os.unlink(path)
         raise UserError(
-            f"{told['missing_files']} files of the plan {file} are not in the bucket",
+            f"files of the plan {file} are not in the bucket",
             "the plan was cancelled; mend it, or submit it without --strict",
         )
     while wait and told["state"] != "finished":
         time.sleep(1.0)
         told = _read(path)
-
-
-def _write(path: Path, file: Path) -> None:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the plan {file}: {error.strerror}", "give a file that exists") from None
-    if not content:
-        raise UserError(f"the plan {file} is empty", "write one path a line; see docs/plan.md")
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # refused at close: its file tells why
-            raise cannot(f"submit {file} as {path}", error) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
