@@ -132,11 +132,14 @@ class Catalog:
 
     async def open_directory(self, ino: int) -> OpenDirectory:
         """A listing of the directory: one that is still believed, or one that now begins."""
+        return self._open_below(self._namespace.prefix_of(ino))
+
+    def _open_below(self, prefix: bytes) -> OpenDirectory:
         assert self._nursery is not None
-        listing = self._namespace.listing(ino, trio.current_time())
+        listing = self._namespace.listing_below(prefix, trio.current_time())
         if listing is not None:
             return OpenDirectory(listing, None)
-        listing, new = self._namespace.begin_listing(ino, trio.current_time())
+        listing, new = self._namespace.begin_listing_below(prefix, trio.current_time())
         if new:
             self._listings[listing] = _Progress()
             self._nursery.start_soon(self._list, listing)
@@ -154,6 +157,27 @@ class Catalog:
                 raise progress.error
             await progress.moved.wait()
         return self._namespace.entries(listing, position)
+
+    async def list_below(self, prefix: bytes) -> Listing:
+        """The complete listing of the directory whose keys begin with `prefix`, whether the kernel knows it or not.
+
+        Raises:
+            RequestError: it cannot be listed.
+        """
+        directory = self._open_below(prefix)
+        while directory.progress is not None and not directory.listing.complete:
+            if directory.progress.error is not None:
+                raise directory.progress.error
+            await directory.progress.moved.wait()
+        return directory.listing
+
+    def declare(self, owner: str, declaration: dict[bytes, bytes]) -> None:
+        """As Namespace.declare."""
+        self._namespace.declare(owner, declaration)
+
+    def withdraw(self, owner: str) -> None:
+        """As Namespace.withdraw."""
+        self._namespace.withdraw(owner)
 
     def entry(self, ino: int) -> Entry:
         """As Namespace.entry."""

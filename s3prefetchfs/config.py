@@ -50,6 +50,11 @@ def _parse_path(text: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
+def _parse_paths(text: str) -> tuple[Path, ...]:
+    """Paths with colons between them, as in $PATH."""
+    return tuple(dict.fromkeys(_parse_path(part) for part in text.split(os.pathsep)))
+
+
 def _parse_url(text: str) -> str:
     """An endpoint in one spelling, because it is part of a cache's identity: lower-case host, no last slash."""
     expected = "an endpoint: write http://HOST[:PORT] or https://HOST[:PORT], an IPv6 address in [brackets]"
@@ -76,6 +81,8 @@ def _choice(*values: str) -> Kind:
 
 TEXT = Kind("TEXT", _parse_text)
 PATH = Kind("PATH", _parse_path)
+PATHS = Kind("FILE", _parse_paths, (str, list))
+"""May be repeated on the command line; a list in TOML; with colons between them elsewhere."""
 URL = Kind("URL", _parse_url)
 SIZE = Kind("SIZE", units.parse_size, (str, int))
 RATE = Kind("RATE", units.parse_rate, (str, int))
@@ -205,6 +212,11 @@ class Config:
         "metadata-ttl", DURATION, "Cache",
         "How long listings, attributes and absences are believed: 0 asks S3 each time, indefinite asks once.",
         default="60s")
+
+    plans: tuple[Path, ...] = _option(
+        "plan", PATHS, "Plans",
+        "Read ahead by this plan. May be repeated; elsewhere, write colons between files, or a list in TOML.",
+        computed=tuple, shown="none")
 
     uid: int = _option(
         "uid", COUNT, "Attributes",

@@ -26,6 +26,7 @@ from s3prefetchfs.config import Config
 from s3prefetchfs.control import Control, Status
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from s3prefetchfs.core.namespace import Namespace
+from s3prefetchfs.core.opens import OpensRecord
 from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.engine import Engine
 from s3prefetchfs.errors import FailureKind, RequestError, UserError
@@ -34,6 +35,7 @@ from s3prefetchfs.fuse.adapter import Adapter
 from s3prefetchfs.fuse.holders import find_holders
 from s3prefetchfs.fuse.mounts import unmount
 from s3prefetchfs.metrics import Metrics
+from s3prefetchfs.plans import Plans
 from s3prefetchfs.s3.client import ClientSettings
 from s3prefetchfs.s3.pool import Pool
 from s3prefetchfs.store.store import Store
@@ -108,9 +110,18 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
             async with trio.open_nursery() as services:
                 await services.start(engine.run)
                 await services.start(catalog.run)
+                plans = Plans(config, directory, catalog, engine)
+                await services.start(plans.run)
+                await plans.restore()
+                await plans.submit_files(config.plans)
                 status = Status(config, metrics, engine, catalog, pool)
-                control = Control({b"status.json": status.json})
-                adapter = Adapter(config, engine, catalog, control, metrics)
+                opens = OpensRecord()
+
+                async def opens_json() -> bytes:
+                    return await trio.to_thread.run_sync(opens.freeze().to_json)
+
+                control = Control({b"status.json": status.json, b"opens": opens_json}, plans)
+                adapter = Adapter(config, engine, catalog, control, metrics, opens)
                 kernel.mount(adapter, config)
                 try:
                     await _session(config, status, on_ready)

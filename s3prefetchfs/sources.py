@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from s3prefetchfs.config import OPTIONS, PATH, TEXT, Config
+from s3prefetchfs.config import OPTIONS, PATH, PATHS, TEXT, Config
 from s3prefetchfs.errors import UserError
 
 USAGE_EXIT_CODE = 2
@@ -94,12 +94,15 @@ def _from_file(path: Path) -> dict[str, _Given]:
         if name in given:
             raise _refuse(f"{origin} is given twice", "dashes and underscores are the same: keep one of the two")
         kind = TEXT if name == "bucket" else PATH if name == "mountpoint" else OPTIONS[name].kind
-        if type(value) not in kind.toml:
+        if kind is PATHS and isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+            value = os.pathsep.join(value)
+        if type(value) not in kind.toml or isinstance(value, list):
             wanted = "true or false" if kind.toml == (bool,) else f'text, such as {key} = "..."'
             raise _refuse(f"{origin}: {value!r} is not of the right type", f"write {wanted}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        if kind is PATH and text and not text.startswith(("/", "~")):
-            text = str(path.parent / text)
+        if kind in (PATH, PATHS) and text:
+            parts = text.split(os.pathsep) if kind is PATHS else [text]
+            text = os.pathsep.join(part if part.startswith(("/", "~")) else str(path.parent / part) for part in parts)
         given[name] = _Given(text, origin)
     return given
 

@@ -1,7 +1,7 @@
 """How people write sizes, rates and times, and what the numbers are. Pure.
 
-Each function takes text and returns a number, or raises ValueError with what it expected, phrased to follow
-"`'5 parsecs' is not ...`". `config.py` adds which option it was.
+Each `parse_` takes text and returns a number, or raises ValueError with what it expected, phrased to follow
+"`'5 parsecs' is not ...`". `config.py` adds which option it was. Each `format_` is for people's eyes.
 """
 
 from __future__ import annotations
@@ -99,3 +99,22 @@ def parse_flag(text: str) -> bool:
         case "false" | "no" | "off" | "0":
             return False
     raise ValueError("yes or no: write true or false")
+
+
+def format_size(size_bytes: float) -> str:
+    """Bytes in the largest binary unit that leaves a number of at least 1."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:,.1f} PiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in the two largest units."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, hours, days = int(seconds) // 60, int(seconds) // 3600, int(seconds) // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"

@@ -117,6 +117,7 @@ def test_no_text_breaks_a_parser(text: str) -> None:
 SAMPLES = {
     table.TEXT: "sample",
     table.PATH: "/some/where",
+    table.PATHS: "/some/where:/or/there",
     table.URL: "https://s3.example.com:9000",
     table.SIZE: "20GiB",
     table.RATE: "700MB/s",
@@ -189,6 +190,16 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "http://option",
         "http://flag",
     ]
+
+
+def test_several_files(tmp_path: Path) -> None:
+    """A list in TOML is several values, relative to the file; one that is named twice counts once."""
+    file = tmp_path / "mount.toml"
+    file.write_text('plan = ["a", "/some/b", "a"]')
+    assert resolve(BASE | {"config": str(file)}).plans == (tmp_path / "a", Path("/some/b"))
+    for wrong in ("[]", "[1]", "1", '["a", ["b"]]'):
+        file.write_text(f"plan = {wrong}")
+        refused(BASE | {"config": str(file)}, naming="plan", hint="text")
 
 
 def test_a_flag_can_be_taken_back() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from s3prefetchfs.cli import VERBS
+from s3prefetchfs.cli.plan import VERBS as PLAN_VERBS
 
 PACKAGE = Path(__file__).parents[1] / "s3prefetchfs"
 
@@ -19,10 +20,10 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["daemon"],
-    ["control", "fuse.adapter", "fuse.kernel"],
+    ["control", "plans", "resolution", "fuse.adapter", "fuse.kernel"],
     ["catalog", "engine"],
     ["s3.pool", "store"],
-    ["s3"],
+    ["s3", "plan_file"],
     ["core"],
     ["fuse.mounts", "fuse.holders", "metrics", "wire", "sources", "config", "log", "notify"],
     ["units", "errors"],
@@ -146,7 +147,7 @@ def test_only_workers_speak_boto3() -> None:
 
 def test_commands_start_light() -> None:
     """Loading a verb loads neither the daemon nor what is heavy."""
-    for verb in VERBS:
+    for verb in [*VERBS, *(f"plan.{verb}" for verb in PLAN_VERBS)]:
         for module in below(f"cli.{verb}", at_module_level=True):
             assert module != "daemon"
             assert not theirs(module, at_module_level=True) & {"trio", "boto3", "pyfuse3"}, module

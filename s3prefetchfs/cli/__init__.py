@@ -15,7 +15,7 @@ import click
 from s3prefetchfs import __version__
 from s3prefetchfs.errors import UserError
 
-VERBS = ("mount", "umount", "status", "demo")
+VERBS = ("mount", "umount", "status", "plan", "demo")
 """In the order of the help. Each is a module of this package that holds a command of the same name."""
 
 
@@ -62,6 +62,7 @@ def main() -> None:
     \b
     s3prefetchfs mount my-bucket/train /mnt/train     mount, and leave a daemon behind
     s3prefetchfs status /mnt/train                    how it is doing
+    s3prefetchfs plan submit /mnt/train epochs.json   say what will be read, in which order
     s3prefetchfs umount /mnt/train                    unmount, and wait for the daemon to end
     s3prefetchfs demo                                 try it all on this machine
 

@@ -7,13 +7,14 @@ command one flag for each row of `config.OPTIONS`, and `typed` collects the text
 from __future__ import annotations
 
 import inspect
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from s3prefetchfs.config import OPTIONS, Option
+from s3prefetchfs.config import OPTIONS, PATHS, Option
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 
@@ -31,7 +32,7 @@ class _TableFlag(click.Option):
         shown = f"{option.help}  [default: {option.default}]" if option.kind.metavar else option.help
         names = [option.field, f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
         if option.kind.metavar:
-            super().__init__(names, metavar=option.kind.metavar, help=shown)
+            super().__init__(names, metavar=option.kind.metavar, help=shown, multiple=option.kind is PATHS)
         else:
             opposite = option.name.removeprefix("no-") if option.name.startswith("no-") else f"no-{option.name}"
             names[1] += f"/--{opposite}"
@@ -53,7 +54,10 @@ def typed(values: Mapping[str, Any]) -> dict[str, str]:
     """
     texts = {}
     for option in OPTIONS.values():
-        if (value := values[option.field]) is not None:
+        value = values[option.field]
+        if isinstance(value, tuple):
+            value = os.pathsep.join(value) or None
+        if value is not None:
             texts[option.name] = str(value).lower() if isinstance(value, bool) else value
     return texts
 

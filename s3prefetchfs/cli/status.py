@@ -1,7 +1,8 @@
 """`s3prefetchfs status`: what the daemon says of itself, for people or as it is.
 
 The daemon's JSON decides what is shown: each object in it becomes a section, each name a row, and the unit at the end
-of a name (`_bytes`, `_s`, `_ms_p99`) how the number is written. A new section needs no change here.
+of a name (`_bytes`, `_s`, `_ms_p99`) how the number is written. A new section needs no change here. Plans are a list,
+and become a table of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import click
 
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
+from s3prefetchfs.cli.plan.table import plan_table
 from s3prefetchfs.errors import UserError
 from s3prefetchfs.fuse import mounts
+from s3prefetchfs.units import format_duration, format_size
 
 _SECTIONS = [
     (
@@ -50,7 +53,7 @@ def status(mountpoint: str, as_json: bool) -> None:
     A mount that is dead or does not answer is reported as such within seconds.
     """
     path = Path(os.path.abspath(mountpoint))
-    text = _read_status(path)
+    _, text = read_status(path)
     if as_json:
         click.echo(text, nl=not text.endswith(b"\n"))
         return
@@ -63,7 +66,12 @@ def status(mountpoint: str, as_json: bool) -> None:
     _print(document)
 
 
-def _read_status(path: Path) -> bytes:
+def read_status(path: Path) -> tuple[Path, bytes]:
+    """The mountpoint and the status of the s3prefetchfs at an absolute path.
+
+    Raises:
+        UserError: there is none, it is dead, or it does not answer within seconds.
+    """
     mount = mounts.mount_at(path)
     if mount is None or not mount.is_ours:
         raise UserError(
@@ -71,7 +79,7 @@ def _read_status(path: Path) -> bytes:
         )
     where = mount.mountpoint
     try:
-        return mounts.read_file(where / mounts.STATUS_FILE)
+        return where, mounts.read_file(where / mounts.STATUS_FILE)
     except TimeoutError:
         raise UserError(
             f"the daemon of {where} does not answer within {mounts.PROBE_TIMEOUT_S:g} s",
@@ -96,7 +104,8 @@ def _print(document: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     sections = {name: value for name, value in document.items() if isinstance(value, dict)}
-    plain = {name: value for name, value in document.items() if name not in sections}
+    plans = document.get("plans") or []
+    plain = {name: value for name, value in document.items() if name not in sections and name != "plans"}
     plain["pid"] = str(plain.get("pid"))  # a name, not a number
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -106,7 +115,11 @@ def _print(document: Mapping[str, Any]) -> None:
         for number, (label, value) in enumerate(_rows(section)):
             table.add_row("" if number else heading.replace("_", " "), label, Text(value))
         table.add_section()
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if plans:
+        console.print()
+        console.print(plan_table(plans))
 
 
 def _rows(section: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, str]]:
@@ -150,28 +163,11 @@ def _human(value: object, unit: str) -> str:
 def _number(value: float, unit: str) -> str:
     match unit:
         case "bytes":
-            return _size(value)
+            return format_size(value)
         case "bytes_per_s":
-            return f"{_size(value)}/s"
+            return f"{format_size(value)}/s"
         case "ms":
             return f"{value:,.1f} ms"
         case "s":
-            return _duration(value)
+            return format_duration(value)
     return f"{value:,}"
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:,.1f} PiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, hours, days = int(seconds) // 60, int(seconds) // 3600, int(seconds) // 86400
-    if days:
-        return f"{days} d {hours % 24} h"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"

@@ -4,6 +4,8 @@ Pure: it asks S3 nothing. `catalog.py`, in the daemon's trio task, owns the only
 feeds the answers in. Two things bring knowledge: a *listing* of a directory, page by page (`core.listing`), and
 the two *probes* of a lookup in a directory that is not listed, one for the object and one for a key below it. Both
 are believed for the metadata TTL from when they were asked for, then forgotten; absence as well as presence.
+Where neither says anything, a name that was *declared* (in a plan with sizes and ETags) is what was declared, until
+its version is found gone or the declaration is withdrawn.
 
 An *inode* is one version of one path, so what it says never changes, and it lives as long as the kernel
 remembers it, whatever the bucket does meanwhile. Its number comes from a hash of both, so it is the same in readdir
@@ -117,6 +119,7 @@ class Namespace:
         self._in_progress: dict[bytes, Listing] = {}
         self._expiring: deque[tuple[float, bytes]] = deque()  # when to look at a directory's listing again
         self._probes: LRUCache[bytes, tuple[bytes | None, float]] = LRUCache(MAX_PROBES)
+        self._declared: dict[str, dict[bytes, bytes]] = {}  # by who declares: full key, without a last slash -> record
         self._kept = Counts(0, 0, 0, 0)  # sums over the kept listings
         self._reported: set[bytes] = set()
         self._to_report: list[Unreachable] = []
@@ -125,16 +128,20 @@ class Namespace:
 
     def lookup(self, parent_ino: int, name: bytes, now: float) -> Answer | None:
         """What `name` means in a directory; None if S3 must be asked: see `learn`."""
-        prefix = self._prefix_of(parent_ino)
+        prefix = self.prefix_of(parent_ino)
         if not is_component(name):
             return Answer(None, inf)
         for listing in self._listings(prefix):
             found = listing.find(name)
             if found is not None and now < found[1]:
                 return self._answer(prefix, *found)
-        probed = self._probes.get(prefix + name)
+        key = prefix + name
+        probed = self._probes.get(key)
         if probed is not None and now < probed[1]:
             return self._answer(prefix, *probed)
+        for declared in reversed(self._declared.values()):
+            if (record := declared.get(key)) is not None:
+                return self._answer(prefix, record, now + self._ttl_s)
         return None
 
     def learn(
@@ -147,7 +154,7 @@ class Namespace:
             has_keys_below: whether any key begins with that key and a slash.
             now: when the probes were sent.
         """
-        prefix = self._prefix_of(parent_ino)
+        prefix = self.prefix_of(parent_ino)
         key = prefix + name
         if found is not None and found[0] != key:
             found = None
@@ -166,9 +173,24 @@ class Namespace:
     def invalidate(self, key: bytes) -> None:
         """The object at this full key was replaced or deleted: what is known of its name is no longer believed."""
         self._probes.pop(key, None)
+        for declared in self._declared.values():
+            declared.pop(key, None)
         prefix, slash, name = key.rpartition(b"/")
         for listing in self._listings(prefix + slash):
             listing.distrust(name)
+
+    def declare(self, owner: str, declaration: dict[bytes, bytes]) -> None:
+        """Believe a declaration, in the place of an earlier one of the same owner, of later ones before earlier.
+
+        Args:
+            declaration: of `declaration`; belongs to the namespace from now on.
+        """
+        self._declared.pop(owner, None)
+        self._declared[owner] = declaration
+
+    def withdraw(self, owner: str) -> None:
+        """Forget what this owner declared, if anything."""
+        self._declared.pop(owner, None)
 
     # --------------------------------------------------------------------------------------------- by inode
 
@@ -217,9 +239,22 @@ class Namespace:
 
     # --------------------------------------------------------------------------------------------- listings
 
+    def prefix_of(self, ino: int) -> bytes:
+        """The prefix of the keys in a directory."""
+        if ino == ROOT_INO:
+            return self._root.prefix
+        inode = self._inodes[ino]
+        if not is_directory(inode.record):
+            raise NotADirectoryError(f"inode {ino} is a file")
+        return inode.directory.prefix + inode.record
+
     def listing(self, ino: int, now: float) -> Listing | None:
         """The complete listing of a directory, if all of it may still be believed."""
-        directory = self._directories.get(self._prefix_of(ino))
+        return self.listing_below(self.prefix_of(ino), now)
+
+    def listing_below(self, prefix: bytes, now: float) -> Listing | None:
+        """As `listing`, of the directory whose keys begin with `prefix`, whether the kernel knows it or not."""
+        directory = self._directories.get(prefix)
         listing = directory.listing if directory is not None else None
         return listing if listing is not None and now < listing.fresh_until_s else None
 
@@ -228,7 +263,10 @@ class Namespace:
 
         The caller of a new one feeds its pages to `add_page` and ends it with `finish_listing` or `fail_listing`.
         """
-        prefix = self._prefix_of(ino)
+        return self.begin_listing_below(self.prefix_of(ino), now)
+
+    def begin_listing_below(self, prefix: bytes, now: float) -> tuple[Listing, bool]:
+        """As `begin_listing`, of the directory whose keys begin with `prefix`, whether the kernel knows it or not."""
         listing = self._in_progress.get(prefix)
         if listing is not None:
             return listing, False
@@ -341,15 +379,6 @@ class Namespace:
             return Answer(None, fresh_until_s)
         return Answer(Entry(self._number(prefix, record), prefix, record), fresh_until_s)
 
-    def _prefix_of(self, ino: int) -> bytes:
-        """The prefix of the keys in a directory."""
-        if ino == ROOT_INO:
-            return self._root.prefix
-        inode = self._inodes[ino]
-        if not is_directory(inode.record):
-            raise NotADirectoryError(f"inode {ino} is a file")
-        return inode.directory.prefix + inode.record
-
     def _number(self, prefix: bytes, record: bytes) -> int:
         """The inode number of an entry, also of one that the kernel does not know."""
         wanted = inode_number(prefix, record)
@@ -395,6 +424,26 @@ class Namespace:
             if unreachable.key not in self._reported and len(self._reported) < MAX_REPORTED:
                 self._reported.add(unreachable.key)
                 self._to_report.append(unreachable)
+
+
+def declaration(prefix: bytes, files: Iterable[tuple[bytes, int, str]]) -> dict[bytes, bytes]:
+    """What `Namespace.declare` takes: the records of the files and of the directories above them.
+
+    Args:
+        prefix: of the keys in the mount.
+        files: path below the mount, size in bytes and ETag of each. A path that cannot exist is left out.
+    """
+    records: dict[bytes, bytes] = {}
+    directories: dict[bytes, bytes] = {}
+    for path, size_bytes, etag in files:
+        above, _, name = path.rpartition(b"/")
+        if not all(map(is_component, path.split(b"/"))):
+            continue
+        records[prefix + path] = file_record(name, size_bytes, 0, etag, "")
+        while above and prefix + above not in directories:
+            directories[prefix + above] = directory_record(above.rpartition(b"/")[2])
+            above = above.rpartition(b"/")[0]
+    return records | directories
 
 
 def _is_same(inode: _Inode, prefix: bytes, record: bytes) -> bool:

@@ -17,14 +17,15 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
 
 from s3prefetchfs.catalog import Catalog, OpenDirectory
 from s3prefetchfs.config import Config
-from s3prefetchfs.control import DIRECTORY_INO, DIRECTORY_NAME, Control
+from s3prefetchfs.control import DIRECTORY_INO, DIRECTORY_NAME, Control, Refused
+from s3prefetchfs.core.opens import OpensRecord
 from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
 from s3prefetchfs.engine import Engine, Version
 from s3prefetchfs.errors import FailureKind, RequestError
@@ -45,11 +46,11 @@ STATFS_BYTES = 1 << 60
 FOREVER_S = 10.0 * 365 * 86400
 """An `indefinite` timeout as the kernel can take it."""
 
-CONTENT_HANDLE_BASE = 1 << 48
-"""Handles of control files and directories start here; the engine's count up from 1."""
+CONTROL_HANDLE_BASE = 1 << 48
+"""Handles of control files start here; the engine's count up from 1."""
 
 FIRST_TREE_INO = 1 << 63
-"""The tree's inode numbers (core.record) start here; below are the root and the control files, never forgotten."""
+"""The tree's inode numbers (core.record) start here; below are the root and the control files."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +69,8 @@ def _border(
             raise
         except RequestError as error:
             raise pyfuse3.FUSEError(error.kind.errno) from None
+        except Refused as error:
+            raise pyfuse3.FUSEError(error.errno) from None
         except Exception:
             self.metrics.handler_errors += 1
             log.exception("%s failed", handler.__name__)
@@ -78,10 +81,11 @@ def _border(
 
 @dataclass(slots=True, eq=False)
 class _DirectoryHandle:
-    """`directory` is None before the first read, and in the control directory, which is always the same."""
+    """`directory` is None before the first read; a control directory has `names` instead, which stay as they were."""
 
     ino: int
     directory: OpenDirectory | None = None
+    names: Sequence[tuple[bytes, int]] = ()
 
 
 class Adapter(pyfuse3.Operations):
@@ -91,20 +95,30 @@ class Adapter(pyfuse3.Operations):
         config: owner, modes, TTL.
         engine, catalog, control: who answers.
         metrics: counted into.
+        opens: told of every file that is opened.
     """
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, config: Config, engine: Engine, catalog: Catalog, control: Control, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        catalog: Catalog,
+        control: Control,
+        metrics: Metrics,
+        opens: OpensRecord,
+    ) -> None:
         super().__init__()
         self.metrics = metrics
         self._config = config
         self._engine = engine
         self._catalog = catalog
         self._control = control
-        self._handles = itertools.count(CONTENT_HANDLE_BASE)
-        self._contents: dict[int, bytes] = {}
+        self._opens = opens
+        self._prefix_bytes = len(config.prefix.encode())
+        self._handles = itertools.count(1)
         self._directories: dict[int, _DirectoryHandle] = {}
         self._mounted_ns = time.time_ns()
 
@@ -112,10 +126,8 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def lookup(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        if parent == DIRECTORY_INO:
-            if name not in self._control.inodes:
-                raise pyfuse3.FUSEError(errno.ENOENT)
-            return self._control_attributes(self._control.inodes[name])
+        if _is_control(parent):
+            return self._control_attributes(self._control.lookup(parent, name))
         if parent == pyfuse3.ROOT_INODE and name == DIRECTORY_NAME:
             return self._control_attributes(DIRECTORY_INO)
         answer = await self._catalog.lookup(parent, name)
@@ -139,6 +151,8 @@ class Adapter(pyfuse3.Operations):
         for ino, lookups in inode_list:
             if ino >= FIRST_TREE_INO:
                 self._catalog.forget(ino, lookups)
+            else:
+                self._control.forget(ino)
 
     @_border
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -183,9 +197,14 @@ class Adapter(pyfuse3.Operations):
         for position, name in enumerate((b".", b".."), start=1):
             if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(handle.ino), position):
                 return
-        if handle.ino == DIRECTORY_INO:
-            for position, (name, ino) in enumerate(self._control.inodes.items(), start=3):
-                if start_id < position and not pyfuse3.readdir_reply(token, name, self._stat(ino), position):
+        if _is_control(handle.ino):
+            names = self._control.entries(handle.ino)
+            if start_id == 0:
+                handle.names = names
+            for position, (name, ino) in enumerate(handle.names, start=3):
+                if start_id >= position or (name, ino) not in names:
+                    continue
+                if not pyfuse3.readdir_reply(token, name, self._stat(ino), position):
                     return
             return
         # Not before somebody reads: programs like df open directories for other reasons.
@@ -216,22 +235,20 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if _is_control(inode):
+            return _control_file_info(await self._control.open(inode, flags))
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise pyfuse3.FUSEError(errno.EROFS)
-        if self._control.is_file(inode):
-            handle_id = next(self._handles)
-            self._contents[handle_id] = self._control.content(inode)
-            # Its size is not known before it is read: the page cache would cut it at the size in its attributes.
-            return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle_id), direct_io=True, keep_cache=False)
         entry = self._entry(inode)
+        self._opens.add(entry.key[self._prefix_bytes :].decode())
         version = Version(entry.key.decode(), entry.etag, entry.size_bytes)
         # An inode is one version, so the pages the kernel has of it are never those of another.
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(self._engine.open(version)), keep_cache=True)
 
     @_border
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]  # any buffer does
-        if fh >= CONTENT_HANDLE_BASE:
-            return self._contents[fh][off : off + size]
+        if fh >= CONTROL_HANDLE_BASE:
+            return self._control.read(fh - CONTROL_HANDLE_BASE, off, off + size)
         try:
             return await self._engine.read(fh, off, off + size)
         except RequestError as error:
@@ -242,15 +259,82 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def release(self, fh: int) -> None:
-        if fh >= CONTENT_HANDLE_BASE:
-            del self._contents[fh]
+        if fh >= CONTROL_HANDLE_BASE:
+            await self._control.release(fh - CONTROL_HANDLE_BASE)
         else:
             self._engine.close(fh)
 
-    # ------------------------------------------------------------------------------------- attributes
+    # ------------------------------------------------------------------------------------- what changes something
 
-    def _is_control(self, ino: int) -> bool:
-        return ino == DIRECTORY_INO or self._control.is_file(ino)
+    # The kernel cannot be told that one directory of a mount is writable, so it sends everything, and whatever is
+    # not about a plan is EROFS here.
+
+    @_border
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        ino, handle_id = self._control.create(parent_inode, name)
+        return _control_file_info(handle_id), self._control_attributes(ino)
+
+    @_border
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        return self._control.write(fh - CONTROL_HANDLE_BASE, off, buf)
+
+    @_border
+    async def flush(self, fh: int) -> None:
+        if fh >= CONTROL_HANDLE_BASE:
+            await self._control.flush(fh - CONTROL_HANDLE_BASE)
+
+    @_border
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        if not self._control.is_writable(inode):
+            raise pyfuse3.FUSEError(errno.EROFS)
+        if fields.update_size:
+            await self._control.truncate(inode, None if fh is None else fh - CONTROL_HANDLE_BASE, attr.st_size)
+        return self._control_attributes(inode)  # owner, mode and times stay: `cp -p` and `mv` may go on
+
+    @_border
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        await self._control.unlink(parent_inode, name)
+
+    @_border
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        if flags & pyfuse3.RENAME_EXCHANGE:
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        replaces = not flags & pyfuse3.RENAME_NOREPLACE
+        await self._control.rename(parent_inode_old, name_old, parent_inode_new, name_new, replaces=replaces)
+
+    @_border
+    async def _refuse(self, *arguments: object) -> Any:
+        raise pyfuse3.FUSEError(errno.EROFS)
+
+    mkdir = rmdir = mknod = symlink = link = cast(Any, _refuse)
+
+    @_border
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+        # `cp -p` gives up an ACL that is not supported, and fails on any other error.
+        raise pyfuse3.FUSEError(errno.ENOTSUP if self._control.is_writable(inode) else errno.EROFS)
+
+    @_border
+    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        raise pyfuse3.FUSEError(errno.ENOTSUP if self._control.is_writable(inode) else errno.EROFS)
+
+    # ------------------------------------------------------------------------------------- attributes
 
     def _entry(self, ino: int) -> Entry:
         try:
@@ -262,7 +346,7 @@ class Adapter(pyfuse3.Operations):
         return min(max(0.0, fresh_until_s - trio.current_time()), FOREVER_S)
 
     def _stat(self, ino: int) -> pyfuse3.EntryAttributes:
-        return self._control_attributes(ino) if self._is_control(ino) else self._attributes(self._entry(ino), 0.0)
+        return self._control_attributes(ino) if _is_control(ino) else self._attributes(self._entry(ino), 0.0)
 
     def _attributes(self, entry: Entry, valid_s: float) -> pyfuse3.EntryAttributes:
         """What stat shows. An inode is one version of an object, so only the way to it grows old: `valid_s`."""
@@ -291,8 +375,11 @@ class Adapter(pyfuse3.Operations):
     def _control_attributes(self, ino: int) -> pyfuse3.EntryAttributes:
         attributes = pyfuse3.EntryAttributes()
         attributes.st_ino = ino
-        attributes.entry_timeout = attributes.attr_timeout = min(self._config.metadata_ttl_s, FOREVER_S)
-        attributes.st_mode = stat.S_IFDIR | 0o555 if ino == DIRECTORY_INO else stat.S_IFREG | 0o444
+        valid_s = 0.0 if self._control.is_writable(ino) else min(self._config.metadata_ttl_s, FOREVER_S)
+        attributes.entry_timeout = attributes.attr_timeout = valid_s
+        found = self._control.attributes(ino)
+        attributes.st_mode = found.mode
+        attributes.st_size = found.size_bytes
         attributes.st_nlink = 1
         attributes.st_uid = self._config.uid
         attributes.st_gid = self._config.gid
@@ -300,7 +387,7 @@ class Adapter(pyfuse3.Operations):
         return attributes
 
     def _xattrs(self, ino: int) -> dict[bytes, bytes]:
-        if self._is_control(ino):
+        if _is_control(ino):
             return {}
         entry = self._entry(ino)
         values = {b"user.s3.key": entry.key}
@@ -310,3 +397,12 @@ class Adapter(pyfuse3.Operations):
             values[b"user.s3.storage_class"] = entry.storage_class.encode()
             values[b"user.s3prefetchfs.cached_bytes"] = b"%d" % self._engine.cached_bytes(version)
         return values
+
+
+def _is_control(ino: int) -> bool:
+    return DIRECTORY_INO <= ino < FIRST_TREE_INO
+
+
+def _control_file_info(handle_id: int) -> pyfuse3.FileInfo:
+    # Its size is not known before it is read: the page cache would cut it at the size in its attributes.
+    return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(CONTROL_HANDLE_BASE + handle_id), direct_io=True, keep_cache=False)

@@ -50,7 +50,6 @@ def mount(operations: pyfuse3.Operations, config: Config) -> None:
     options = {
         f"fsname=s3://{config.bucket}/{config.prefix}".replace(",", "_").rstrip("/"),
         "subtype=s3prefetchfs",
-        "ro",
         "nosuid",
         "nodev",
         "default_permissions",

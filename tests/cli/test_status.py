@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from s3prefetchfs.cli import main
-from s3prefetchfs.cli.status import _duration, _size
 from s3prefetchfs.fuse import mounts
+from s3prefetchfs.units import format_duration, format_size
 from tests.cli import fake_mount as fake
 from tests.cli.conftest import FakeMount
 
@@ -90,7 +90,7 @@ def test_nonsense(fake_mount: FakeMount, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_numbers_for_people() -> None:
     """Each at the edges of its unit."""
-    assert [_size(number) for number in (0, 1023, 1024, 1536, 2**40, 2**60)] == [
+    assert [format_size(number) for number in (0, 1023, 1024, 1536, 2**40, 2**60)] == [
         "0 B",
         "1,023 B",
         "1.0 KiB",
@@ -98,7 +98,7 @@ def test_numbers_for_people() -> None:
         "1.0 TiB",
         "1,024.0 PiB",
     ]
-    assert [_duration(seconds) for seconds in (0, 0.1234, 59.9, 60, 3599, 3600, 86400)] == [
+    assert [format_duration(seconds) for seconds in (0, 0.1234, 59.9, 60, 3599, 3600, 86400)] == [
         "0 s",
         "0.123 s",
         "59.9 s",

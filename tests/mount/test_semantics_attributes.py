@@ -120,7 +120,6 @@ def test_statfs(mnt: Mounted) -> None:
     assert found.f_blocks * found.f_frsize >= 1 << 50
     assert found.f_bavail == 0
     assert found.f_namemax == 255
-    assert found.f_flag & os.ST_RDONLY
 
 
 def test_df(mnt: Mounted, module_bucket: StandInBucket) -> None:
@@ -187,11 +186,11 @@ def test_locks(mnt: Mounted) -> None:
 
 
 def test_the_control_directory_is_reached_by_name_only(mnt: Mounted) -> None:
-    """`.s3prefetchfs/` is not listed, can be entered, and holds status.json."""
+    """`.s3prefetchfs/` is not listed, can be entered, and holds what the daemon tells and takes."""
     assert ".s3prefetchfs" not in os.listdir(mnt.path)
     control = mnt / ".s3prefetchfs"
     assert control.is_dir()
-    assert os.listdir(control) == ["status.json"]
+    assert os.listdir(control) == ["status.json", "opens", "plans"]
     assert (control / "status.json").read_bytes().startswith(b"{")
     assert not (control / "other").exists()
     assert not (mnt / "dir/.s3prefetchfs").exists()
