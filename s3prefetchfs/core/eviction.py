@@ -138,6 +138,8 @@ class Evictor:
             found = piece.file.found
             assert found is not None
             runs = self._consumed_runs(found, piece.first, piece.last)
+            if not runs:
+                continue
             if found.idle and sum(found.disk_bytes(*run) for run in runs) == found.occupied_bytes:
                 self.evict(found, out)
             else:

@@ -611,6 +611,8 @@ class Scheduler:
         if self._evictor.room_for(need_bytes, now, claim, True, self._out) is not Room.NOW:
             self._plans_held_up = True
             return False
+        if file.found is not found:
+            return True  # its last chunks were what had to go: it becomes a new object
         if found is None:
             if not file.admitting:
                 file.admitting = True

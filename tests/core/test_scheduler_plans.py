@@ -1,0 +1,177 @@
+"""The scheduler with plans: what it fetches against the bound, and that no deviation leads astray for good."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from s3prefetchfs.core import events as ev
+from s3prefetchfs.core.extent import CHUNK_BYTES
+from s3prefetchfs.core.plan import Order
+from tests.core.plan_world import MIB, PlanWorld, plan_of
+
+FILES, FILE_BYTES, EPOCHS, INTERLEAVE = 32, 8 * MIB, 4, 2
+DATASET_BYTES = FILES * FILE_BYTES
+READER_BYTES_PER_S = 200e6
+
+
+def orders(*, reshuffled: bool) -> list[list[int]]:
+    chance = random.Random(1)
+    order = list(range(FILES))
+    found = []
+    for _ in range(EPOCHS):
+        if reshuffled:
+            chance.shuffle(order)
+        found.append(list(order))
+    return found
+
+
+def fetched_over_bound(share: float, epochs: list[list[int]], order: Order | None) -> float:
+    """What is fetched in all epochs, as a multiple of the least possible; without a plan if there is no `order`."""
+    world = PlanWorld(int(share * DATASET_BYTES), [FILE_BYTES] * FILES)
+    if order is not None:
+        world.declare(plan_of(epochs, interleave=INTERLEAVE, order=order))
+        world.sleep(1.0)
+    for entries in epochs:
+        world.train(entries, interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
+    return world.fetched_bytes / (DATASET_BYTES * (1 + (EPOCHS - 1) * (1 - share)))
+
+
+@pytest.mark.parametrize("reshuffled", [False, True])
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_bytes_against_the_bound(share: float, reshuffled: bool) -> None:
+    """A declared order costs little more than the least possible; reading the same without a plan costs it all."""
+    epochs = orders(reshuffled=reshuffled)
+    assert fetched_over_bound(share, epochs, Order.STRICT) < 1.2
+    if not reshuffled:
+        assert fetched_over_bound(share, epochs, None) == pytest.approx(EPOCHS / (1 + (EPOCHS - 1) * (1 - share)))
+
+
+def test_any_order() -> None:
+    """Each file once in each epoch, in an order that only the reader knows."""
+    assert fetched_over_bound(0.5, orders(reshuffled=True), Order.ANY) < 1.15
+
+
+def test_what_is_declared_is_there_when_it_is_read() -> None:
+    """With a pipe faster than the reader, who has declared his order a second before, nobody waits."""
+    epochs = orders(reshuffled=True)
+    world = PlanWorld(DATASET_BYTES // 2, [FILE_BYTES] * FILES)
+    world.declare(plan_of(epochs, interleave=INTERLEAVE))
+    world.sleep(1.0)
+    assert world.train(epochs[0], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S) > 0.95
+
+
+def test_segments_of_files_larger_than_the_cache() -> None:
+    """Ranges are fetched, and released, without the rest of their files."""
+    sizes = [64 * MIB] * 3
+    ranges = [(file, offset * MIB, 8 * MIB) for file in range(3) for offset in range(0, 64, 8)]
+    random.Random(2).shuffle(ranges)
+    world = PlanWorld(48 * MIB, sizes)
+    world.declare(
+        plan_of(
+            [[file for file, _, _ in ranges]],
+            interleave=1,
+            ranges=[[number for _, offset, length in ranges for number in (offset, length)]],
+        )
+    )
+    handles = [world.open(file) for file in range(3)]
+    world.sleep(1.0)
+    for file, offset, length in ranges:
+        for start in range(offset, offset + length, MIB):
+            world.read(handles[file], start, start + MIB)
+        world.sleep(length / READER_BYTES_PER_S)
+    assert world.fetched_bytes == sum(sizes)
+    assert world.waited_s < 0.5
+    assert world.scheduler.plans()[0].state == "finished"
+
+
+def test_restarted_readers_are_found_again() -> None:
+    """A job that begins anew from the middle of another epoch has its bytes ahead of it again."""
+    chance = random.Random(1)
+    epochs = [chance.sample(range(200), 200) for _ in range(3)]
+    world = PlanWorld(50 * MIB, [MIB] * 200)
+    world.declare(plan_of(epochs, interleave=INTERLEAVE))
+    world.train(epochs[0][:8], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
+    world.train(epochs[1][100:140], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
+    progress = world.scheduler.plans()[0]
+    assert (progress.epoch, progress.position) == (1, 140)
+    assert progress.deviations > 0
+
+
+def test_a_plan_of_something_else_pins_nothing() -> None:
+    """Files that no plan speaks of can be read while a plan that nobody follows fills the cache."""
+    world = PlanWorld(64 * MIB, [FILE_BYTES] * 20)
+    world.declare(plan_of([list(range(16))]))
+    world.sleep(5.0)
+    assert world.scheduler.snapshot().used_bytes > 48 * MIB
+    world.train([16, 17, 18, 19], interleave=2, bytes_per_s=READER_BYTES_PER_S)
+
+
+def play(seed: int) -> None:
+    """Random plans, two or three at once, and readers who follow them more or less."""
+    chance = random.Random(seed)
+    sizes = [chance.choice([0, 1, CHUNK_BYTES, chance.randint(1, 16 * MIB)]) for _ in range(chance.randint(1, 24))]
+    capacity_bytes = max(MIB, int(sum(sizes) * chance.choice([0.02, 0.1, 0.3, 0.6, 0.9, 1.5])))
+    world = PlanWorld(capacity_bytes, sizes, bytes_per_s=chance.choice([5e7, 1e9]), connections=chance.randint(1, 16))
+    plans: list[int] = []
+    path: list[int] = []
+
+    def declare() -> None:
+        epochs, ranges = [], []
+        by_range = chance.random() < 0.3
+        for _ in range(chance.randint(1, 4)):
+            entries = chance.sample(range(len(sizes)), len(sizes))
+            if chance.random() < 0.3:
+                entries = chance.choices(range(len(sizes)), k=chance.randint(1, 40))
+            epochs.append(entries)
+            ranges.append(
+                [n for file in entries for n in (chance.randrange(sizes[file] + 1), chance.randint(1, 8 * MIB))]
+            )
+            path.extend(entries)
+        order = chance.choice([Order.STRICT, Order.STRICT, Order.ANY])
+        plan = plan_of(epochs, interleave=chance.randint(1, 5), order=order, ranges=ranges if by_range else None)
+        missing = [file for file in range(len(sizes)) if chance.random() < 0.05]
+        plans.append(world.declare(plan, missing))
+
+    declare()
+    step = 0
+    handles: dict[int, tuple[int, int]] = {}
+    for _ in range(300):
+        match chance.choices(["open", "read", "close", "time", "remove", "declare"], [35, 40, 18, 3, 1, 1])[0]:
+            case "open" if len(handles) < 8:
+                step = chance.randrange(len(path)) if chance.random() < 0.02 else step + 1
+                number = path[step % len(path)] if chance.random() < 0.8 else chance.randrange(len(sizes))
+                handles[world.open(number)] = number, 0
+            case "read" if handles:
+                handle_id = chance.choice(list(handles))
+                number, start = handles[handle_id]
+                start = chance.randint(0, sizes[number]) if chance.random() < 0.1 else start
+                stop = min(sizes[number], start + chance.choice([4096, MIB]))
+                if start < stop:
+                    world.read(handle_id, start, stop)
+                handles[handle_id] = number, stop
+            case "close" if handles:
+                handle_id = chance.choice(list(handles))
+                del handles[handle_id]
+                world.close(handle_id)
+            case "time":
+                world.sleep(chance.choice([0.01, 0.3, 2.0, 100.0]))
+            case "remove" if plans:
+                world.send(ev.PlanRemoved(plans.pop(chance.randrange(len(plans)))))
+            case "declare" if len(plans) < 3:
+                declare()
+    for handle_id in handles:
+        world.close(handle_id)
+    world.sleep(500.0)
+    for plan_id in plans:
+        world.send(ev.PlanRemoved(plan_id))
+    world.sleep(100.0)
+    snapshot = world.scheduler.snapshot()
+    assert (snapshot.fetches_in_flight, snapshot.reads_waiting, snapshot.fetches_backing_off) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_histories(seed: int) -> None:
+    """Whoever does whatever: every read is answered, the cache is kept to its size, and all comes to rest."""
+    play(seed)
