@@ -432,33 +432,28 @@ class Follower:
         self.confidence = max(CONFIDENCE_MIN, self.confidence / 2)
 
     def _find_readers(self) -> int | None:
-        """The position that most of the last opens agree on; None if fewer than three do, or if it is where we are."""
+        """The position of the last open, if others of the last opens agree on it and it is not where we are."""
         epochs = self.plan.epochs
         current = self.epoch
-        nearby = sorted(
-            {current, min(current + 1, len(epochs) - 1), max(current - 1, 0), 0}, key=lambda e: abs(e - current)
-        )
+        others = {0, max(current - 1, 0), current, min(current + 1, len(epochs) - 1)}
         reach = OPENED_AHEAD * self.plan.interleave + SLACK_ENTRIES
-        best: tuple[int, int] | None = None
-        for epoch in nearby:
+        for epoch in sorted(others, key=lambda epoch: abs(epoch - current)):
             entries = epochs[epoch]
-            places = sorted(self._places(entries.files, entries.ranges, self._recent))
-            for number, place in enumerate(places):
-                matches = bisect_right(places, place + reach) - number
-                if matches >= RESYNC_MATCHES and (best is None or matches > best[0]):
-                    best = matches, self._starts[epoch] + place
-            if best is not None:
-                break
-        if best is None or self.low <= best[1] < self.low + reach:
-            return None
-        return best[1]
+            places = sorted(self._places(entries.files, entries.ranges, set(self._recent)))
+            best = 0, 0
+            for place in self._places(entries.files, entries.ranges, {self._recent[-1]}):
+                matches = bisect_right(places, place) - bisect_right(places, place - reach)
+                best = max(best, (matches, self._starts[epoch] + place))
+            if best[0] >= RESYNC_MATCHES:
+                return None if self.low <= best[1] < self.low + reach else best[1]
+        return None
 
     @staticmethod
-    def _places(files: memoryview, ranges: memoryview | None, wanted: deque[tuple[int, int]]) -> list[int]:
+    def _places(files: memoryview, ranges: memoryview | None, wanted: set[tuple[int, int]]) -> list[int]:
         """Where in an epoch the wanted (file number, offset) are read."""
         content = files.tobytes()
         places = []
-        for number, offset in set(wanted):
+        for number, offset in wanted:
             pattern = number.to_bytes(4, "little")
             at = content.find(pattern)
             while at >= 0:
