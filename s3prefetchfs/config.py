@@ -206,6 +206,15 @@ class Config:
         "How long listings, attributes and absences are believed: 0 asks S3 each time, indefinite asks once.",
         default="60s")
 
+    passthrough: str = _option(
+        "passthrough", _choice("auto", "on", "off"), "Kernel",
+        "Let the kernel read files that are wholly cached by itself: auto where it can, on or no mount, off.",
+        default="auto")
+    open_wait_s: float = _option(
+        "open-wait", DURATION, "Kernel",
+        "How long opening a file whose last bytes are on their way may wait for them, so that the kernel can read it.",
+        default="100ms", high="1h")
+
     uid: int = _option(
         "uid", COUNT, "Attributes",
         "Owner of every file.",

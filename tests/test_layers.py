@@ -24,6 +24,7 @@ FLOORS = [
     ["s3.pool", "store"],
     ["s3"],
     ["core"],
+    ["fuse.handmount", "fuse.passthrough"],
     ["fuse.mounts", "fuse.holders", "metrics", "wire", "sources", "config", "log", "notify"],
     ["units", "errors"],
 ]

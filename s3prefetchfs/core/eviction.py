@@ -98,7 +98,7 @@ class Evictor:
         for found in self._disk.objects.values():
             if released_bytes >= goal_bytes:
                 break
-            if not found.handles or not found.occupied_bytes:
+            if not found.handles or not found.occupied_bytes or found.passed_through:
                 continue
             for first, last in self._consumed_runs(found):
                 piece = max(1, max(goal_bytes - released_bytes, RELEASE_MIN_BYTES) // found.disk_bytes(0, 1))

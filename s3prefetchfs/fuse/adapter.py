@@ -29,6 +29,7 @@ from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
 from s3prefetchfs.engine import Engine, Version
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.fuse import kernel
+from s3prefetchfs.fuse.passthrough import Passthrough
 from s3prefetchfs.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -90,19 +91,29 @@ class Adapter(pyfuse3.Operations):
     Args:
         config: owner, modes, TTL.
         engine, catalog, control: who answers.
+        passthrough: which files the kernel reads by itself.
         metrics: counted into.
     """
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, config: Config, engine: Engine, catalog: Catalog, control: Control, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        catalog: Catalog,
+        control: Control,
+        passthrough: Passthrough,
+        metrics: Metrics,
+    ) -> None:
         super().__init__()
         self.metrics = metrics
         self._config = config
         self._engine = engine
         self._catalog = catalog
         self._control = control
+        self._passthrough = passthrough
         self._handles = itertools.count(CONTENT_HANDLE_BASE)
         self._contents: dict[int, bytes] = {}
         self._directories: dict[int, _DirectoryHandle] = {}
@@ -226,7 +237,15 @@ class Adapter(pyfuse3.Operations):
         entry = self._entry(inode)
         version = Version(entry.key.decode(), entry.etag, entry.size_bytes)
         # An inode is one version, so the pages the kernel has of it are never those of another.
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(self._engine.open(version)), keep_cache=True)
+        handle_id = self._engine.open(version)
+        try:
+            await self._passthrough.open(
+                inode, handle_id, functools.partial(self._engine.whole_file, handle_id, self._config.open_wait_s)
+            )
+        except BaseException:
+            self._engine.close(handle_id)
+            raise
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle_id), keep_cache=True)
 
     @_border
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]  # any buffer does
@@ -245,6 +264,7 @@ class Adapter(pyfuse3.Operations):
         if fh >= CONTENT_HANDLE_BASE:
             del self._contents[fh]
         else:
+            self._passthrough.release(fh)
             self._engine.close(fh)
 
     # ------------------------------------------------------------------------------------- attributes
