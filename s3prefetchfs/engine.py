@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -127,8 +128,9 @@ class Engine:
 
         This is where it is decided what the kernel may read: a file all of which is on the disk and has passed its
         checksums. From the return of its path on it stays as it is, until the last handle of the object is closed.
+        A file that somebody cut short or deleted is not one: the reads through the daemon find that out, and heal it.
         """
-        object_id, _ = self._handles[handle_id]
+        object_id, version = self._handles[handle_id]
         if object_id < 0:
             return None
         if not self._scheduler.is_complete(handle_id):
@@ -142,8 +144,14 @@ class Engine:
                     del self._openers[handle_id]
             if not self._scheduler.is_complete(handle_id):
                 return None
+        path = self._store.path(object_id)
+        try:
+            if os.stat(path).st_size != version.size_bytes:
+                return None
+        except OSError:
+            return None
         self._feed(ev.PassedThrough(handle_id))
-        return self._store.path(object_id)
+        return path
 
     def close(self, handle_id: int) -> None:
         """Close a handle; what it read ahead stays in the cache."""
