@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,13 +33,21 @@ HIDDEN = (sys.executable, "-m", "tests.mount.without_library")
 
 @pytest.fixture(scope="module")
 def filled(module_bucket: StandInBucket) -> StandInBucket:
-    for name in ("whole", "pieces", "other", *(f"many/{number}" for number in range(4))):
+    for name in ("whole", "pieces", "other", *(f"many/{number}" for number in range(8))):
         module_bucket.put_ramp(name, SIZE)
     return module_bucket
 
 
 @pytest.fixture(scope="module")
-def mounted(filled: StandInBucket, module_mount: Mount) -> Mounted:
+def possible() -> None:
+    """What no installation can mend; all else must work."""
+    release = [int(number) for number in re.findall(r"\d+", os.uname().release)[:2]]
+    if os.geteuid() != 0 or release < [6, 9]:
+        pytest.skip("passthrough needs root and Linux 6.9")
+
+
+@pytest.fixture(scope="module")
+def mounted(possible: None, filled: StandInBucket, module_mount: Mount) -> Mounted:
     """A mount with passthrough, in which `whole` is complete and closed."""
     mounted = module_mount(filled, "--workers", "1", "--passthrough", "on")
     complete(mounted, "whole")
@@ -169,12 +178,10 @@ def test_processes(mounted: Mounted) -> None:
 
 def test_a_file_that_was_opened_incomplete_stays_with_the_daemon(mounted: Mounted) -> None:
     """Also for those who open it when it is complete; it is the kernel's once all have closed it."""
-    before = kernel(mounted)
+    before, complete_objects = kernel(mounted), mounted.status()["cache"]["complete_objects"]
     with (mounted / "pieces").open("rb") as first:
         assert first.read() == ramp(0, SIZE)
-        complete_objects = mounted.status()["cache"]["complete_objects"]
-        eventually(lambda: mounted.status()["fetch"]["in_flight"] == 0)
-        assert complete_objects >= 1
+        eventually(lambda: mounted.status()["cache"]["complete_objects"] > complete_objects)
         assert (mounted / "pieces").read_bytes() == ramp(0, SIZE)
         during = kernel(mounted)
         assert during["opens_normal"] == before["opens_normal"] + 2
@@ -185,29 +192,28 @@ def test_a_file_that_was_opened_incomplete_stays_with_the_daemon(mounted: Mounte
         assert (mounted / "pieces").read_bytes() == ramp(0, SIZE)
 
 
+@pytest.mark.usefixtures("possible")
 def test_a_file_that_the_kernel_reads_stays_with_it_and_in_the_cache(bucket: StandInBucket, mount: Mount) -> None:
-    """Whatever streams through a small cache meanwhile, and whichever handle is closed first."""
+    """Whatever larger than the cache streams through it meanwhile, and whichever handle is closed first."""
     bucket.put_ramp("held", SIZE)
-    for number in range(8):
-        bucket.put_ramp(f"{number}", 3 * SIZE, seed=number)
+    for name in ("large", "larger"):
+        bucket.put_ramp(name, 12 * SIZE)
     mounted = mount(bucket, "--workers", "1", "--passthrough", "on", "--cache-size", "24MiB")
     complete(mounted, "held")
     first = (mounted / "held").open("rb", buffering=0)
     with first:
         assert kernel(mounted)["opens_passthrough"] == 1
-        for number in range(4):
-            assert (mounted / f"{number}").read_bytes() == ramp(0, 3 * SIZE, seed=number)
+        assert (mounted / "large").read_bytes() == ramp(0, 12 * SIZE)
         second = (mounted / "held").open("rb", buffering=0)
     with second:
-        for number in range(4, 8):
-            assert (mounted / f"{number}").read_bytes() == ramp(0, 3 * SIZE, seed=number)
+        assert (mounted / "larger").read_bytes() == ramp(0, 12 * SIZE)
         bucket.clear_log()
         assert second.read() == ramp(0, SIZE)
     assert kernel(mounted)["opens_passthrough"] == 2
-    assert mounted.status()["cache"]["evictions"] > 0
     assert bucket.log("GET", "held") == []
 
 
+@pytest.mark.usefixtures("possible")
 def test_what_an_earlier_mount_left_is_checked_first(bucket: StandInBucket, mount: Mount) -> None:
     """A file that is whole and good is the kernel's from the first open on; one with a flipped bit is healed first."""
     for name in ("good", "flipped"):
@@ -239,6 +245,7 @@ def test_what_an_earlier_mount_left_is_checked_first(bucket: StandInBucket, moun
         assert (mounted / "flipped").read_bytes() == ramp(0, SIZE, seed=len("flipped"))
 
 
+@pytest.mark.usefixtures("possible")
 def test_an_empty_file(bucket: StandInBucket, mount: Mount) -> None:
     """It has no cache file, so there is nothing to hand over and nothing to complain of."""
     bucket.put_object("empty", b"")
@@ -286,7 +293,7 @@ def test_a_condition_that_cannot_be_met(bucket: StandInBucket, mount: Mount, tmp
 
 def test_nothing_leaks(mounted: Mounted) -> None:
     """Thousands of opens by eight threads, of files that others have open or not: no descriptor, no backing file."""
-    names = [f"many/{number}" for number in range(4)]
+    names = [f"many/{number}" for number in range(8)]
     for name in names:
         complete(mounted, name)
     opens, threads = 400, 8
@@ -294,7 +301,8 @@ def test_nothing_leaks(mounted: Mounted) -> None:
     def churn(seed: int) -> None:
         chance = Random(seed)
         for _ in range(opens):
-            with (mounted / chance.choice(names)).open("rb", buffering=0) as file:
+            name = chance.choice([names[seed], names[seed], names[seed], *names])
+            with (mounted / name).open("rb", buffering=0) as file:
                 start = chance.randrange(SIZE)
                 assert os.pread(file.fileno(), 1000, start) == ramp(start, min(start + 1000, SIZE))
 
