@@ -101,8 +101,9 @@ $(VENV)/.test-packages: | $(VENV)/.system-packages
 	command -v systemd-analyze >/dev/null || apt_install systemd
 	touch $@
 
-# pyfuse3 comes as source: what builds it is locked and installed first.
-$(VENV)/.python-packages: requirements.lock requirements-build.lock pyproject.toml | $(VENV)/.system-packages
+# pyfuse3 comes as source, and so does our C library: what builds them is locked and installed first.
+$(VENV)/.python-packages: requirements.lock requirements-build.lock pyproject.toml s3prefetchfs/fuse/_passthrough.c \
+        | $(VENV)/.system-packages
 	@$(FUNCTIONS)
 	[ -x $(BIN)/python ] || "$$(fit_python)" -m venv $(VENV)
 	echo "make: installing Python packages into $(VENV) (minutes the first time)"
@@ -121,4 +122,4 @@ lock:
 	    | $$compile --constraint requirements.lock - --output-file requirements-build.lock
 
 clean:
-	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) build *.egg-info s3prefetchfs/fuse/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -218,6 +218,15 @@ class Config:
         "Read ahead by this plan. May be repeated; elsewhere, write colons between files, or a list in TOML.",
         computed=tuple, shown="none")
 
+    passthrough: str = _option(
+        "passthrough", _choice("auto", "on", "off"), "Kernel",
+        "Let the kernel read files that are wholly cached by itself: auto where it can, on or no mount, off.",
+        default="auto")
+    open_wait_s: float = _option(
+        "open-wait", DURATION, "Kernel",
+        "How long opening a file whose last bytes are on their way may wait for them, so that the kernel can read it.",
+        default="100ms", high="1h")
+
     uid: int = _option(
         "uid", COUNT, "Attributes",
         "Owner of every file.",

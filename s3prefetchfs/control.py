@@ -394,12 +394,21 @@ class Status:
             },
             "reads": {
                 "opens": metrics.opens,
+                "open": scheduler.open_handles,
                 "bytes_served": metrics.bytes_served,
                 "bytes_waited_for": metrics.bytes_waited_for,
                 "wait_s": round(metrics.wait_s, 6),
                 "waiting": scheduler.reads_waiting,
                 "failed": scheduler.failed_reads,
                 "handler_errors": metrics.handler_errors,
+            },
+            "kernel": {
+                "passthrough": "on" if metrics.kernel.passthrough else "off",
+                "reason": metrics.kernel.reason,
+                "opens_passthrough": metrics.kernel.opens_passthrough,
+                "opens_normal": metrics.kernel.opens_normal,
+                "read_ahead_kb": metrics.kernel.read_ahead_kb,
+                "max_background": metrics.kernel.max_background,
             },
             "namespace": {
                 "objects": counts.objects,

@@ -17,7 +17,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import pyfuse3
 import trio
 
 from s3prefetchfs import notify
@@ -34,6 +33,7 @@ from s3prefetchfs.fuse import kernel
 from s3prefetchfs.fuse.adapter import Adapter
 from s3prefetchfs.fuse.holders import find_holders
 from s3prefetchfs.fuse.mounts import unmount
+from s3prefetchfs.fuse.passthrough import Passthrough
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.plans import Plans
 from s3prefetchfs.s3.client import ClientSettings
@@ -121,18 +121,19 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
                     return await trio.to_thread.run_sync(opens.freeze().to_json)
 
                 control = Control({b"status.json": status.json, b"opens": opens_json}, plans)
-                adapter = Adapter(config, engine, catalog, control, metrics, opens)
-                kernel.mount(adapter, config)
+                passthrough = Passthrough(metrics.kernel)
+                adapter = Adapter(config, engine, catalog, control, passthrough, metrics, opens)
+                connection = kernel.Connection(adapter, config, passthrough, metrics.kernel)
                 try:
-                    await _session(config, status, on_ready)
+                    await _session(config, connection, status, on_ready)
                 finally:
-                    pyfuse3.close(unmount=True)
+                    connection.close()
                     services.cancel_scope.cancel()
         workers.cancel_scope.cancel()
     return 0
 
 
-async def _session(config: Config, status: Status, on_ready: Callable[[], None]) -> None:
+async def _session(config: Config, connection: kernel.Connection, status: Status, on_ready: Callable[[], None]) -> None:
     """Serve FUSE requests until the filesystem is unmounted."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, config, nursery.cancel_scope)
@@ -140,13 +141,13 @@ async def _session(config: Config, status: Status, on_ready: Callable[[], None])
 
         async def announce() -> None:
             # Not ready before the kernel got an answer from us: this asks for the root, so never in this thread.
-            await trio.to_thread.run_sync(kernel.tune, config.mountpoint, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(connection.tune, abandon_on_cancel=True)
             log.info("mounted s3://%s/%s on %s", config.bucket, config.prefix, config.mountpoint)
             notify.notify("READY=1", f"STATUS=serving s3://{config.bucket}/{config.prefix}")
             on_ready()
 
         nursery.start_soon(announce)
-        await kernel.serve()
+        await connection.serve()
         nursery.cancel_scope.cancel()
     notify.notify("STOPPING=1")
     log.info("unmounted %s", config.mountpoint)

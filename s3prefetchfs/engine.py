@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -87,6 +88,7 @@ class Engine:
         self._versions: dict[int, Version] = {}
         self._object_ids: dict[Version, int] = {}
         self._handles: dict[int, tuple[int, Version]] = {}
+        self._openers: dict[int, trio.Event] = {}  # handle id -> set when its object is whole, or will not be soon
         self._reported: set[int] = set()  # handles whose failure is in the log
         self._waiters: dict[int, _Waiter] = {}
         self._fetches: dict[int, int] = {}  # fetch id -> object id
@@ -127,6 +129,36 @@ class Engine:
         self._metrics.opens += 1
         self._feed(ev.Opened(handle_id, object_id))
         return handle_id
+
+    async def whole_file(self, handle_id: int, wait_s: float) -> str | None:
+        """The cache file of an open object for the kernel to read, if the object is whole, or within `wait_s`.
+
+        This is where it is decided what the kernel may read: a file all of which is on the disk and has passed its
+        checksums. From the return of its path on it stays as it is, until the last handle of the object is closed.
+        A file that somebody cut short or deleted is not one: the reads through the daemon find that out, and heal it.
+        """
+        object_id, version = self._handles[handle_id]
+        if object_id < 0 or self.read_by_plan(version):
+            return None
+        if not self._scheduler.is_complete(handle_id):
+            self._feed(ev.WholeWanted(handle_id))
+            if wait_s > 0 and self._scheduler.is_coming(handle_id):
+                settled = self._openers[handle_id] = trio.Event()
+                try:
+                    with trio.move_on_after(wait_s):
+                        await settled.wait()
+                finally:
+                    del self._openers[handle_id]
+            if not self._scheduler.is_complete(handle_id):
+                return None
+        path = self._store.path(object_id)
+        try:
+            if os.stat(path).st_size != version.size_bytes:
+                return None
+        except OSError:
+            return None
+        self._feed(ev.PassedThrough(handle_id))
+        return path
 
     def close(self, handle_id: int) -> None:
         """Close a handle; what it read ahead stays in the cache."""
@@ -347,6 +379,9 @@ class Engine:
                 case ev.WakeAt():
                     self._alarm_s = instruction.at_s
                     self._alarm_moved.set()
+        for handle_id, settled in self._openers.items():
+            if not self._scheduler.is_coming(handle_id):
+                settled.set()
 
     def _fetch(self, fetch: ev.Fetch) -> None:
         version = self._versions[fetch.object_id]

@@ -13,6 +13,24 @@ FIRST_BYTE_SAMPLES = 1000
 
 
 @dataclass(slots=True)
+class KernelFigures:
+    """How the kernel serves the mount.
+
+    Attributes:
+        passthrough: whether files that are whole are handed to it. reason: why they are not.
+        opens_passthrough, opens_normal: files of the bucket that were opened in one mode and in the other.
+        read_ahead_kb, max_background: its limits for this mount, None where they cannot be seen.
+    """
+
+    passthrough: bool = False
+    reason: str = "not mounted yet"
+    opens_passthrough: int = 0
+    opens_normal: int = 0
+    read_ahead_kb: int | None = None
+    max_background: int | None = None
+
+
+@dataclass(slots=True)
 class Metrics:
     """Counters since the mount started.
 
@@ -24,6 +42,7 @@ class Metrics:
         bytes_waited_for, wait_s: what of it was not there when asked for, and how long readers slept for it.
         lists, heads: metadata requests.
         handler_errors: exceptions that should not have reached the FUSE border.
+        kernel: how the kernel serves the mount.
         first_byte_s: from sending a GET to the first byte of its body, latest last.
     """
 
@@ -37,6 +56,7 @@ class Metrics:
     lists: int = 0
     heads: int = 0
     handler_errors: int = 0
+    kernel: KernelFigures = field(default_factory=KernelFigures)
     first_byte_s: deque[float] = field(default_factory=lambda: deque(maxlen=FIRST_BYTE_SAMPLES))
 
     def first_byte_ms(self, quantile: float) -> float | None:

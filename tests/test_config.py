@@ -127,7 +127,7 @@ SAMPLES = {
     table.FLAG: "true",
     table.INVERSE_FLAG: "true",
 }
-CHOSEN = {"addressing-style": "virtual", "log-level": "debug"}
+CHOSEN = {"addressing-style": "virtual", "log-level": "debug", "passthrough": "on"}
 
 
 def as_flag(name: str, text: str, _: Path) -> Config:

@@ -25,6 +25,7 @@ FLOORS = [
     ["s3.pool", "store"],
     ["s3", "plan_file"],
     ["core"],
+    ["fuse.handmount", "fuse.passthrough"],
     ["fuse.mounts", "fuse.holders", "metrics", "wire", "sources", "config", "log", "notify"],
     ["units", "errors"],
 ]

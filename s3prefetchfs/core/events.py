@@ -40,6 +40,23 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeWanted:
+    """Who opened this would have the kernel read the file, which takes a whole one: verify what is unverified."""
+
+    handle_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassedThrough:
+    """From now on the kernel reads the file of this handle by itself, and nobody hears of it.
+
+    The object is complete. It must stay so while any handle of it is open.
+    """
+
+    handle_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     handle_id: int
 
@@ -156,6 +173,8 @@ class Tick:
 Event = (
     ObjectAdded
     | Opened
+    | WholeWanted
+    | PassedThrough
     | Closed
     | ReadStarted
     | ReadFinished

@@ -170,6 +170,8 @@ class Evictor:
 
     def _consumed_runs(self, found: CachedObject, begin: int, end: int) -> list[tuple[int, int]]:
         """The runs of resident chunks in `[begin, end)` that nobody is near and no plan wants to stay."""
+        if found.passed_through:
+            return []
         chunks = found.chunks.replace(bytes((UNVERIFIED,)), bytes((RESIDENT,)))
         for first, last in self._protected(found):
             first, last = max(first, 0), min(last, len(chunks))

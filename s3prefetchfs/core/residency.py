@@ -31,6 +31,8 @@ class CachedObject:
         occupied_bytes: what its chunks occupy or have reserved on disk.
         bypass: the cache has no usable file for it: absent chunks are read through memory, by each reader for itself.
         handles, reads: ids of the open handles, and of the reads not finished.
+        whole_wanted: what is UNVERIFIED is to be verified, piece by piece, whether or not anybody reads it.
+        passed_through: the kernel may be reading its file anywhere: no chunk is released while it is open.
         fetches: how many fetches are on their way, those waiting to be tried again included.
         failure: why its absent chunks cannot be had, and until when (seconds) that is believed.
         file_id: what plans call it, 0 if none knows it. planned: a plan says when it is read next.
@@ -45,6 +47,8 @@ class CachedObject:
     evicting: bool = False
     handles: set[int] = field(default_factory=set)
     reads: set[int] = field(default_factory=set)
+    whole_wanted: bool = False
+    passed_through: bool = False
     fetches: int = 0
     failure: tuple[FailureKind, float] | None = None
     file_id: int = 0

@@ -31,7 +31,16 @@ from s3prefetchfs.core.foresight import PIPE_BOUND_SHARE, Foresight
 from s3prefetchfs.core.pacing import Pacing, Pipe, backoff_s
 from s3prefetchfs.core.plan import PlanProgress
 from s3prefetchfs.core.readahead import REORDER_BYTES, ReadAhead
-from s3prefetchfs.core.residency import ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, CachedObject, Residency
+from s3prefetchfs.core.residency import (
+    ABSENT,
+    IN_FLIGHT,
+    RELEASING,
+    RESIDENT,
+    UNVERIFIED,
+    VERIFYING,
+    CachedObject,
+    Residency,
+)
 from s3prefetchfs.errors import FailureKind
 
 GET_MIN_CHUNKS = 2 * 1024 * 1024 // CHUNK_BYTES
@@ -116,6 +125,7 @@ class Snapshot:
     used_bytes: int
     objects: int
     complete_objects: int
+    open_handles: int
     reads_waiting: int
     fetches_in_flight: int
     fetches_backing_off: int
@@ -204,6 +214,12 @@ class Scheduler:
                 self._disk.settle(found)
                 if found.file_id:
                     self._foresight.opened(found, now)
+            case ev.WholeWanted():
+                found = self._handles[event.handle_id].found
+                found.whole_wanted = True
+                self._verify_whole(found)
+            case ev.PassedThrough():
+                self._handles[event.handle_id].found.passed_through = True
             case ev.Closed():
                 self._closed(event)
             case ev.Verified():
@@ -237,6 +253,11 @@ class Scheduler:
         """Whether the whole object is resident: a read of it that does not wait then needs no event."""
         return self._handles[handle_id].found.complete
 
+    def is_coming(self, handle_id: int) -> bool:
+        """Whether the object is not complete, but all that is missing is on its way or being verified."""
+        found = self._handles[handle_id].found
+        return not found.complete and ABSENT not in found.chunks and RELEASING not in found.chunks
+
     def occupied_bytes(self, object_id: int) -> int:
         """What of the object is on disk, or on its way there."""
         return self._disk.objects[object_id].occupied_bytes
@@ -261,6 +282,7 @@ class Scheduler:
                 for found in objects
                 if found.occupied_bytes
             ),
+            open_handles=len(self._handles),
             reads_waiting=len(self._waiting),
             fetches_in_flight=len(self._in_flight),
             fetches_backing_off=len(self._backing_off),
@@ -308,6 +330,7 @@ class Scheduler:
         self._crowded.pop(event.handle_id, None)
         found = handle.found
         found.handles.discard(event.handle_id)
+        found.passed_through = found.passed_through and bool(found.handles)
         if found.file_id and not found.handles:
             self._foresight.closed(found, found.complete or handle.pattern.started)
             self._plans_held_up = False
@@ -329,6 +352,17 @@ class Scheduler:
             last = min(first + VERIFY_MAX_CHUNKS, len(found.chunks))
             first, last = found.run_of(UNVERIFIED, first, last)
             self._disk.begin_verify(found, first, last)
+            self._out.append(ev.Verify(found.object_id, first, last))
+
+    def _verify_whole(self, found: CachedObject) -> None:
+        """Have the next piece verified where the whole object is wanted; one at a time, so that readers get through."""
+        first, last = found.run_of(UNVERIFIED, 0, len(found.chunks))
+        if first == last:
+            found.whole_wanted = False
+        elif VERIFYING not in found.chunks:
+            last = min(last, first + VERIFY_MAX_CHUNKS)
+            self._disk.begin_verify(found, first, last)
+            self._disk.settle(found)
             self._out.append(ev.Verify(found.object_id, first, last))
 
     def _wake(self, read: _Read, failure: FailureKind | None = None, fetch_id: int | None = None) -> None:
@@ -457,6 +491,8 @@ class Scheduler:
             self._try_wake(read)
         if event.bad:
             self._feel_hunger(found)
+        if found.whole_wanted:
+            self._verify_whole(found)
         self._settle(found)
 
     def _damaged(self, event: ev.Damaged) -> None:
@@ -733,6 +769,8 @@ class Scheduler:
             assert found.chunks.count(IN_FLIGHT) == covered[found], "two fetches of one chunk, or one without a fetch"
             assert found.fetches == fetches[found]
             assert found.handles <= self._handles.keys()
+            assert not found.passed_through or (found.handles and RELEASING not in found.chunks)
+            assert not found.whole_wanted or VERIFYING in found.chunks, "nobody verifies what is wanted whole"
             assert found.reads <= self._reads.keys()
         for read in self._reads.values():
             assert read.waiting == (read.read_id in self._waiting)

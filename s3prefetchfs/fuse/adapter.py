@@ -30,6 +30,7 @@ from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
 from s3prefetchfs.engine import Engine, Version
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.fuse import kernel
+from s3prefetchfs.fuse.passthrough import Passthrough
 from s3prefetchfs.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Adapter(pyfuse3.Operations):
     Args:
         config: owner, modes, TTL.
         engine, catalog, control: who answers.
+        passthrough: which files the kernel reads by itself.
         metrics: counted into.
         opens: told of every file that is opened.
     """
@@ -107,6 +109,7 @@ class Adapter(pyfuse3.Operations):
         engine: Engine,
         catalog: Catalog,
         control: Control,
+        passthrough: Passthrough,
         metrics: Metrics,
         opens: OpensRecord,
     ) -> None:
@@ -119,6 +122,7 @@ class Adapter(pyfuse3.Operations):
         self._opens = opens
         self._prefix_bytes = len(config.prefix.encode())
         self._handles = itertools.count(1)
+        self._passthrough = passthrough
         self._directories: dict[int, _DirectoryHandle] = {}
         self._mounted_ns = time.time_ns()
 
@@ -243,7 +247,15 @@ class Adapter(pyfuse3.Operations):
         self._opens.add(entry.key[self._prefix_bytes :].decode())
         version = Version(entry.key.decode(), entry.etag, entry.size_bytes)
         # An inode is one version, so the pages the kernel has of it are never those of another.
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(self._engine.open(version)), keep_cache=True)
+        handle_id = self._engine.open(version)
+        try:
+            await self._passthrough.open(
+                inode, handle_id, functools.partial(self._engine.whole_file, handle_id, self._config.open_wait_s)
+            )
+        except BaseException:
+            self._engine.close(handle_id)
+            raise
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle_id), keep_cache=True)
 
     @_border
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]  # any buffer does
@@ -262,6 +274,7 @@ class Adapter(pyfuse3.Operations):
         if fh >= CONTROL_HANDLE_BASE:
             await self._control.release(fh - CONTROL_HANDLE_BASE)
         else:
+            self._passthrough.release(fh)
             self._engine.close(fh)
 
     # ------------------------------------------------------------------------------------- what changes something

@@ -1,6 +1,7 @@
 """Mounting, and what is asked of the kernel beyond serving requests.
 
-Runs in the daemon. `pyfuse3` does the mount and the INIT; here are the options it gets and the tuning around it.
+Runs in the daemon. Root mounts by hand (`handmount.py`), which lets us answer the kernel's questions at the beginning;
+for others `pyfuse3` does it, with fusermount3. Here are the options of both, and the tuning around them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from s3prefetchfs.fuse import passthrough  # before pyfuse3: see there
+
+# isort: split
+
 import pyfuse3
 import trio
 
 from s3prefetchfs.config import Config
 from s3prefetchfs.errors import UserError
+from s3prefetchfs.fuse.handmount import HandMount, InitSettings
+from s3prefetchfs.fuse.mounts import FS_TYPE, all_mounts, unmount
+from s3prefetchfs.metrics import KernelFigures
 
 log = logging.getLogger(__name__)
 
@@ -36,78 +44,184 @@ MAX_BACKGROUND = 512
 """Requests of the kernel's read-ahead under way at once, half of MAX_TASKS. Its default is 12, for the whole mount:
 sixteen cold streams then wait for each other, and a dozen stalled ones stop all others."""
 
+CONGESTION_THRESHOLD = MAX_BACKGROUND * 3 // 4
+"""From where on the kernel sees the mount as busy: its own proportion."""
+
 
 FORGET_TIMEOUT_S = 1.0
 """How long a reader's error is held back until the kernel has forgotten the name: microseconds, if nothing is odd."""
 
 
-def mount(operations: pyfuse3.Operations, config: Config) -> None:
-    """Mount; requests wait in the kernel until `serve` runs.
+class Connection:
+    """A mount and its connection to the kernel. Requests wait in the kernel until `serve` runs.
+
+    Args:
+        operations: what answers them.
+        config: of the mount.
+        passthrough: turned on if it can be had.
+        figures: gets the limits that are in force.
 
     Raises:
-        UserError: the kernel or fusermount3 refused.
+        UserError: the kernel or fusermount3 refused, or passthrough is a condition and cannot be had.
     """
-    options = {
-        f"fsname=s3://{config.bucket}/{config.prefix}".replace(",", "_").rstrip("/"),
-        "subtype=s3prefetchfs",
-        "nosuid",
-        "nodev",
-        "default_permissions",
-    }
-    if config.allow_other:
-        options.add("allow_other")
-    try:
-        pyfuse3.init(operations, os.fspath(config.mountpoint), options)
-    except RuntimeError as error:
-        raise UserError(
-            f"cannot mount on {config.mountpoint}: {error}",
-            "the lines above by fusermount3 or mount name the reason; root or fusermount3, and /dev/fuse, are needed",
-        ) from None
-    logging.getLogger("pyfuse3").addFilter(_is_news)
 
+    def __init__(
+        self,
+        operations: pyfuse3.Operations,
+        config: Config,
+        passthrough: passthrough.Passthrough,
+        figures: KernelFigures,
+    ) -> None:
+        self._config = config
+        self._passthrough = passthrough
+        self._figures = figures
+        self._hand_mount: HandMount | None = None
+        source = f"s3://{config.bucket}/{config.prefix}".replace(",", "_").rstrip("/")
+        fuse_options = ["default_permissions", *(["allow_other"] if config.allow_other else [])]
+        refusal: OSError | None = None
+        if os.geteuid() == 0:
+            try:
+                self._hand_mount = HandMount(config.mountpoint, source, FS_TYPE, fuse_options)
+            except OSError as error:  # such as in a container that lacks the capability: let fusermount3 try
+                refusal = error
+        self._reason = self._obstacle(refusal)
+        try:
+            if self._reason and config.passthrough == "on":
+                raise _no_passthrough(self._reason)
+            if self._hand_mount is not None:
+                pyfuse3.init(operations, f"/dev/fd/{self._hand_mount.session_fd}", set())
+            else:
+                options = {f"fsname={source}", "subtype=s3prefetchfs", "nosuid", "nodev", *fuse_options}
+                pyfuse3.init(operations, os.fspath(config.mountpoint), options)
+        except BaseException as error:
+            if self._hand_mount is not None:
+                self._hand_mount.close()
+                self._detach()
+            if isinstance(error, RuntimeError):
+                raise UserError(
+                    f"cannot mount on {config.mountpoint}: {error}",
+                    "the lines above by fusermount3 or mount name the reason;"
+                    " root or fusermount3, and /dev/fuse, are needed",
+                ) from None
+            raise
+        self._fd = _session_fd() if self._hand_mount is None else self._hand_mount.session_fd
+        logging.getLogger("pyfuse3").addFilter(_is_news)
 
-async def serve() -> None:
-    """Answer the kernel's requests until the filesystem is unmounted. Ends at once then, whoever still waits for S3.
+    def _obstacle(self, refusal: OSError | None) -> str:
+        """Why there will be no passthrough, if that is known before the kernel was asked; empty if it is not."""
+        if self._config.passthrough == "off":
+            return "--passthrough is off"
+        if passthrough.LIBRARY is None:
+            return "the C library was not built when s3prefetchfs was installed: it takes a compiler and libfuse3-dev"
+        if self._hand_mount is None:
+            return f"mount(2) says: {refusal.strerror}" if refusal is not None else "only root may have it"
+        if not self._hand_mount.offers_passthrough:
+            return "this kernel has none: it takes Linux 6.9 or newer, built with CONFIG_FUSE_PASSTHROUGH"
+        return ""
 
-    This is `pyfuse3.main`, with two of its ways mended. It waits for every handler before it returns; those that
-    are left at the end serve readers that were killed, and are cancelled here. And when a request is taken back, as
-    those of killed readers are, between the moment /dev/fuse becomes readable and the moment it is read, the read
-    would wait for the next request, and the whole daemon with it; here it fails with EAGAIN and the loop goes on.
-    """
-    fd = _session_fd()
-    os.set_blocking(fd, False)
-    session_loop = pyfuse3._session_loop  # type: ignore[attr-defined]
-    device = select.poll()
-    device.register(fd, 0)
-    async with trio.open_nursery() as nursery:
+    async def serve(self) -> None:
+        """Answer the kernel's requests until the filesystem is unmounted. Ends at once then, whoever waits for S3.
 
-        async def persistent_loop(*args: object) -> None:
-            while True:
+        This is `pyfuse3.main`, with two of its ways mended. It waits for every handler before it returns; those that
+        are left at the end serve readers that were killed, and are cancelled here. And when a request is taken back,
+        as those of killed readers are, between the moment /dev/fuse becomes readable and the moment it is read, the
+        read would wait for the next request, and the whole daemon with it; here it fails with EAGAIN and the loop
+        goes on.
+
+        Raises:
+            UserError: passthrough is a condition and cannot be had.
+        """
+        os.set_blocking(self._fd, False)
+        session_loop = pyfuse3._session_loop  # type: ignore[attr-defined]
+        device = select.poll()
+        device.register(self._fd, 0)
+        async with trio.open_nursery() as nursery:
+
+            async def persistent_loop(*args: object) -> None:
+                while True:
+                    try:
+                        await session_loop(*args)
+                    except BlockingIOError:
+                        continue
+                    if device.poll(0):  # POLLERR: the connection is gone
+                        nursery.cancel_scope.cancel()
+                    return
+
+            pyfuse3._session_loop = persistent_loop  # type: ignore[attr-defined]
+            nursery.start_soon(self._introduce)
+            await pyfuse3.main(max_tasks=MAX_TASKS)
+
+    async def _introduce(self) -> None:
+        """Have INIT answered, and passthrough decided before anybody gets an answer to anything else."""
+        if self._hand_mount is not None:
+            depth = 0 if self._reason else 1 + _stacked(self._config.cache_dir)
+            await self._hand_mount.introduce(InitSettings(MAX_BACKGROUND, CONGESTION_THRESHOLD, depth))
+            self._figures.max_background = MAX_BACKGROUND
+            if not self._reason:
                 try:
-                    await session_loop(*args)
-                except BlockingIOError:
-                    continue
-                if device.poll(0):  # POLLERR: the connection is gone
-                    nursery.cancel_scope.cancel()
-                return
+                    with tempfile.NamedTemporaryFile(dir=self._config.cache_dir) as probe:
+                        self._passthrough.turn_on(self._fd, probe.name)
+                except (OSError, passthrough.BackingError) as error:
+                    self._reason = f"the kernel does not take a file of {self._config.cache_dir}: {error}"
+        if self._reason and self._config.passthrough == "on":
+            raise _no_passthrough(self._reason)
+        if self._config.passthrough == "off":
+            self._figures.reason = self._reason
+        elif self._reason:
+            self._passthrough.turn_off(self._reason)
 
-        pyfuse3._session_loop = persistent_loop  # type: ignore[attr-defined]
-        await pyfuse3.main(max_tasks=MAX_TASKS)
+    def tune(self) -> None:
+        """Blocking. Raise the kernel's limits for the mount; needs root, and without it the mount works as it likes."""
+        device = os.stat(self._config.mountpoint).st_dev
+        read_ahead = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        try:
+            read_ahead.write_text(f"{READ_AHEAD_KIB}\n")
+            if self._hand_mount is None:
+                with _connections() as connections:
+                    connection = connections / str(os.minor(device))
+                    (connection / "max_background").write_text(f"{MAX_BACKGROUND}\n")
+                    (connection / "congestion_threshold").write_text(f"{CONGESTION_THRESHOLD}\n")
+                self._figures.max_background = MAX_BACKGROUND
+        except (OSError, subprocess.SubprocessError) as error:
+            log.info("kernel limits left as they are: %s", error)
+        with suppress(OSError, ValueError):
+            self._figures.read_ahead_kb = int(read_ahead.read_text())
+
+    def close(self) -> None:
+        """Unmount, lazily, if that has not been done; give the connection back."""
+        if self._hand_mount is None:
+            pyfuse3.close(unmount=True)
+            return
+        device = select.poll()
+        device.register(self._fd, 0)
+        gone = bool(device.poll(0))
+        pyfuse3.close(unmount=False)  # closes the device: whoever is still inside gets ENOTCONN and does not wait
+        self._hand_mount.close()
+        if not gone:
+            self._detach()
+
+    def _detach(self) -> None:
+        try:
+            unmount(self._config.mountpoint, lazy=True)
+        except OSError as error:
+            log.warning("cannot unmount %s: %s", self._config.mountpoint, error.strerror)
 
 
-def tune(mountpoint: Path) -> None:
-    """Raise the kernel's limits for the mount; needs root, and without it the mount works as the kernel likes."""
-    device = os.stat(mountpoint).st_dev
-    settings = {Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"): READ_AHEAD_KIB}
-    try:
-        with _connections() as connections:
-            connection = connections / str(os.minor(device))
-            settings[connection / "max_background"] = MAX_BACKGROUND
-            settings[connection / "congestion_threshold"] = MAX_BACKGROUND * 3 // 4  # the kernel's own proportion
-            for setting, value in settings.items():
-                setting.write_text(f"{value}\n")
-    except (OSError, subprocess.SubprocessError) as error:
-        log.info("kernel limits left as they are: %s", error)
+def _no_passthrough(reason: str) -> UserError:
+    return UserError(
+        f"no passthrough: {reason}", "--passthrough auto mounts without it: files are then read through the daemon"
+    )
+
+
+_STACKING = frozenset({"overlay", "ecryptfs"})
+
+
+def _stacked(directory: Path) -> bool:
+    """Whether the directory is on a filesystem that lies on another, as in a container without a volume for it."""
+    path = directory.resolve()
+    below = [mount for mount in all_mounts() if path.is_relative_to(mount.mountpoint)]
+    below.sort(key=lambda mount: len(mount.mountpoint.parts))  # stable: of two at one path, the later hides the earlier
+    return bool(below) and below[-1].fs_type in _STACKING
 
 
 @contextmanager

@@ -425,6 +425,58 @@ def test_a_large_file_is_verified_piece_by_piece() -> None:
     assert woken(world.answer_verify()) == list(world.reads)
 
 
+# ---------------------------------------------------------------------------------------------- whole files
+
+
+def test_a_file_that_is_wanted_whole_is_verified_to_its_end() -> None:
+    """One piece after the other, without a reader; then it is complete, and nothing was fetched."""
+    world = World(capacity_bytes=GIB)
+    chunks = 2 * VERIFY_MAX_CHUNKS + 1
+    object_id = world.recover(chunks * CHUNK_BYTES, [OLD] * chunks)
+    handle_id = world.open(object_id)
+    out = world.want_whole(handle_id)
+    pieces = []
+    while out:
+        assert world.scheduler.is_coming(handle_id)
+        (piece,) = out
+        assert isinstance(piece, ev.Verify)
+        pieces.append((piece.first, piece.last))
+        out = world.answer_verify()
+    assert pieces == [(0, 32), (32, 64), (64, 65)]
+    assert world.scheduler.is_complete(handle_id)
+    assert not world.scheduler.is_coming(handle_id)
+
+
+def test_a_file_with_a_hole_is_not_coming() -> None:
+    """Nobody fetches what nobody reads, so nobody need wait for it; what is on its way is waited for."""
+    world = World(capacity_bytes=GIB)
+    handle_id = world.open(world.recover(2 * CHUNK_BYTES, [OLD, ABSENT]))
+    world.want_whole(handle_id)
+    assert not world.scheduler.is_coming(handle_id)
+    world.read(handle_id, CHUNK_BYTES, 2 * CHUNK_BYTES)
+    assert world.scheduler.is_coming(handle_id)
+    world.answer_verify()
+    world.complete(min(world.fetches))
+    assert world.scheduler.is_complete(handle_id)
+
+
+def test_what_the_kernel_reads_is_not_released() -> None:
+    """Chunks of another open object go instead; once the last handle is closed, it is as any other object."""
+    world = World(capacity_bytes=40 * CHUNK_BYTES)
+    handle_id = world.open_new(20 * CHUNK_BYTES)
+    stream(world, handle_id, 0, 20 * CHUNK_BYTES)
+    second = world.open(world.handles[handle_id].object_id)
+    world.pass_through(handle_id)
+    stream(world, world.open_new(80 * CHUNK_BYTES), 0, 80 * CHUNK_BYTES)
+    world.close(handle_id)
+    stream(world, world.open_new(80 * CHUNK_BYTES), 0, 80 * CHUNK_BYTES)
+    assert world.scheduler.is_complete(second)
+    object_id = world.handles[second].object_id
+    world.close(second)
+    stream(world, world.open_new(80 * CHUNK_BYTES), 0, 80 * CHUNK_BYTES)
+    assert object_id not in world.objects
+
+
 # ---------------------------------------------------------------------------------------------- figures, misuse
 
 

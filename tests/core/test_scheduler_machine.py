@@ -125,6 +125,16 @@ class Moves(RuleBasedStateMachine):
         self.world.close(picked(self.world.handles, pick))
 
     @precondition(can_read)
+    @rule(pick=picks)
+    def want_whole(self, pick: int) -> None:
+        self.world.want_whole(picked(self.world.handles, pick))
+
+    @precondition(can_read)
+    @rule(pick=picks)
+    def pass_through(self, pick: int) -> None:
+        self.world.pass_through(picked(self.world.handles, pick))
+
+    @precondition(can_read)
     @rule(pick=picks, share=st.floats(0, 1), length_bytes=lengths)
     def read_anywhere(self, pick: int, share: float, length_bytes: int) -> None:
         handle_id = picked(self.world.handles, pick)
@@ -294,6 +304,8 @@ MOVES: list[tuple[int, Callable[..., Any], Callable[..., Any], list[str]]] = [
     (2, Moves.can_open, Moves.open_new, ["size_bytes", "bypass"]),
     (2, Moves.can_open_again, Moves.open_again, ["pick"]),
     (2, Moves.can_read, Moves.close, ["pick"]),
+    (1, Moves.can_read, Moves.want_whole, ["pick"]),
+    (2, Moves.can_read, Moves.pass_through, ["pick"]),
     (4, Moves.can_read, Moves.read_anywhere, ["pick", "share", "length_bytes"]),
     (8, Moves.can_read, Moves.read_on, ["pick", "length_bytes", "times"]),
     (1, Moves.can_read, Moves.read_through, ["pick", "length_bytes", "times"]),
@@ -373,6 +385,10 @@ def _evict_open_objects(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CachedObject, "idle", property(lambda self: not (self.reads or self.fetches or self.evicting)))
 
 
+def _release_under_the_kernel(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CachedObject, "passed_through", property(lambda self: False, lambda self, value: None))
+
+
 def _trust_bad_checksums(patch: pytest.MonkeyPatch) -> None:
     honest = Residency.end_verify
     patch.setattr(Residency, "end_verify", lambda self, found, first, last, bad: honest(self, found, first, last, ()))
@@ -393,6 +409,7 @@ def _prefetch_first(patch: pytest.MonkeyPatch) -> None:
         _wake_at_the_first_chunk,
         _forget_the_hungry,
         _evict_open_objects,
+        _release_under_the_kernel,
         _trust_bad_checksums,
         _prefetch_first,
     ],

@@ -2,8 +2,9 @@
 
 `World` carries the scheduler's instructions out on a model disk, at the moment a test chooses, and checks each
 one as it comes: a reader is told of bytes only when all of them are on the disk, trusted, and stay there until
-it has finished; space is never overdrawn; nothing in use is evicted; no chunk is fetched twice; no prefetch
-goes before a demand. What it checks it derives from the instructions alone, never from the scheduler's state.
+it has finished; nothing is released that the kernel reads by itself; space is never overdrawn; nothing in use
+is evicted; no chunk is fetched twice; no prefetch goes before a demand. What it checks it derives from the
+instructions alone, never from the scheduler's state.
 
 The state machine drives it at random, the unit tests by hand.
 """
@@ -39,6 +40,7 @@ class ModelObject:
     handles: set[int] = field(default_factory=set)
     failures: set[FailureKind] = field(default_factory=set)
     evicting: bool = False
+    passed_through: bool = False
 
     def occupied_bytes(self) -> int:
         absent_bytes = self.disk.count(ABSENT) * CHUNK_BYTES
@@ -169,8 +171,24 @@ class World:
         return self.open(self.add(size_bytes))
 
     def close(self, handle_id: int) -> list[ev.Instruction]:
-        self.handles.pop(handle_id).handles.remove(handle_id)
+        found = self.handles.pop(handle_id)
+        found.handles.remove(handle_id)
+        found.passed_through = found.passed_through and bool(found.handles)
         return self.send(ev.Closed(handle_id))
+
+    def want_whole(self, handle_id: int) -> list[ev.Instruction]:
+        """Who opened this would have the kernel read the file."""
+        return self.send(ev.WholeWanted(handle_id))
+
+    def pass_through(self, handle_id: int) -> list[ev.Instruction]:
+        """The kernel reads the file of this handle by itself, if the scheduler calls it complete."""
+        found = self.handles[handle_id]
+        complete = self.scheduler.is_complete(handle_id)
+        assert complete == all(state == LANDED for state in found.disk), "complete or not, the disk says otherwise"
+        if not complete:
+            return []
+        found.passed_through = True
+        return self.send(ev.PassedThrough(handle_id))
 
     def read(self, handle_id: int, start: int, stop: int) -> list[ev.Instruction]:
         """A reader asks for `[start, stop)`; its id is in the Wake, or the last of `reads`."""
@@ -389,6 +407,7 @@ class World:
         chunks = range(release.first, release.last)
         assert chunks
         assert not found.evicting
+        assert not found.passed_through, "released under the kernel"
         assert all(found.disk[chunk] in (LANDED, OLD, OLD_BAD) for chunk in chunks)
         for verify in self.verifies:
             assert verify.object_id != release.object_id or not _meet(range(verify.first, verify.last), chunks)
