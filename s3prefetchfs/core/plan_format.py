@@ -31,10 +31,10 @@ _BOM = b"\xef\xbb\xbf"
 _BLANK = re.compile(rb"[ \t\r\n]{0,65536}")
 _STRING = re.compile(rb'"(?:[^"\\\x00-\x1f]|\\.){0,16384}"')
 _NUMBER = re.compile(rb"(?:0|-?[1-9][0-9]{0,19})(?![0-9.eE])")
-_RANGE = re.compile(
-    rb"\[[ \t\r\n]{0,99}N[ \t\r\n]{0,99},[ \t\r\n]{0,99}N[ \t\r\n]{0,99},[ \t\r\n]{0,99}N[ \t\r\n]{0,99}\]".replace(
-        b"N", rb"(0|-?[1-9][0-9]{0,19})"
-    )
+_RANGE_FORM = rb"\[ *N *, *N *, *N *\]".replace(b" *", rb"[ \t\r\n]{0,99}")
+_RANGE = re.compile(_RANGE_FORM.replace(b"N", rb"(0|-?[1-9][0-9]{0,19})"))
+_RANGES = re.compile(
+    rb"(?:%b[ \t\r\n]{0,99},[ \t\r\n]{0,99}){1,1000}" % _RANGE_FORM.replace(b"N", rb"(?:0|[1-9][0-9]{0,18})")
 )
 _NUMBERS = re.compile(rb"[0-9, \t\r\n]{1,%d}" % PIECE_BYTES)
 _GLOB = re.compile(r"[*?\[]")
@@ -203,12 +203,14 @@ class _Json:
     def __init__(self, content: bytes, start: int, name: str) -> None:
         self._content = content
         self._at = start
+        self._odd_until = 0  # before that, entries are taken one by one
         self._name = name
         self._place = "the plan"
         self._order = Order.STRICT
         self._interleave = 1
         self._files: list[PlannedFile] = []
         self._epochs: int | list[Epoch] = 1
+        self._has_sizes = False
 
     def plan(self) -> Plan:
         keys = self._object(
@@ -232,6 +234,7 @@ class _Json:
             epochs = (_in_order(len(self._files)),) * self._epochs
         else:
             epochs = tuple(self._epochs)
+            self._has_sizes = any(file.size_bytes is not None for file in self._files)
             for number, epoch in enumerate(epochs):
                 self._check(number, epoch)
         return Plan(self._name, self._order, self._interleave, self._files, epochs)
@@ -319,6 +322,8 @@ class _Json:
         self._place = f"epoch {epoch}"
         for _ in self._list():
             self._take_numbers(files, ranges)
+            if ranges is not None:
+                self._take_ranges(files, ranges)
             self._place = f"epoch {epoch}, entry {len(files)}"
             if self._peek() != b"[":
                 number, offset, length = self._number(), 0, 0
@@ -337,19 +342,36 @@ class _Json:
         return Epoch(memoryview(files), None if ranges is None else memoryview(ranges))
 
     def _take_numbers(self, files: array[int], ranges: array[int] | None) -> None:
-        """As many entries as can be had at once, but not the last one, and none about which anything is odd."""
-        while (found := _NUMBERS.match(self._content, self._at)) is not None:
+        """As many numbers as can be had at once, but not the last one, and none about which anything is odd."""
+        while self._at >= self._odd_until and (found := _NUMBERS.match(self._content, self._at)) is not None:
             piece, comma, _ = found[0].rpartition(b",")
+            if not comma:
+                return
             try:
                 numbers = array("I", json.loads(b"[%b]" % piece))
             except (ValueError, OverflowError):
+                self._odd_until = found.end()
                 return
-            if not comma or not numbers:
+            if not numbers:
                 return
             files.extend(numbers)
             if ranges is not None:
                 ranges.frombytes(bytes(16 * len(numbers)))
             self._at += len(piece) + 1
+
+    def _take_ranges(self, files: array[int], ranges: array[int]) -> None:
+        """The same of ranges."""
+        while self._at >= self._odd_until and (found := _RANGES.match(self._content, self._at)) is not None:
+            flat = array("Q", json.loads(b"[%b]" % found[0].translate(None, b"[]").rstrip(b", \t\r\n")))
+            numbers, offsets, lengths = flat[::3], flat[1::3], flat[2::3]
+            if max(numbers) >= 2**32 or not min(lengths) or max(offsets) + max(lengths) > OFFSET_MAX:
+                self._odd_until = found.end()
+                return
+            pairs = array("Q", bytes(16 * len(numbers)))
+            pairs[::2], pairs[1::2] = offsets, lengths
+            files.extend(array("I", numbers))
+            ranges.extend(pairs)
+            self._at = found.end()
 
     def _range(self) -> tuple[int, int, int]:
         found = _RANGE.match(self._content, self._at)
@@ -371,7 +393,7 @@ class _Json:
                 entry = next(entry for entry, file in enumerate(piece, start) if file >= len(self._files))
                 what = f"there is no file {epoch.files[entry]}: they are numbered from 0 to {len(self._files) - 1}"
                 raise PlanError(f'epoch {number}, entry {entry}: {what}; add it to "files" or correct the number')
-        if epoch.ranges is None:
+        if epoch.ranges is None or not self._has_sizes:
             return
         for entry, file_number in enumerate(epoch.files):
             size_bytes = self._files[file_number].size_bytes
