@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -193,15 +194,16 @@ def by_dd_direct(path: Path) -> None:
         assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == ramp(0, BIG, 7)
 
 
-def by_direct_reads(path: Path) -> None:
+def by_direct_reads(path: Path, starts: Iterable[int] = (0, 4096, 3 * MIB, BIG - BIG % 4096)) -> None:
+    """At places that are aligned as local disks want it, unless told others."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         with mmap.mmap(-1, 2 * MIB) as buffer:
-            for start in (0, 4096, 12345, 3 * MIB - 1, BIG - 5000, BIG - 976, BIG - 1):
+            for start in starts:
                 count = os.preadv(fd, [buffer], start)
-                assert 0 < count <= 2 * MIB
+                assert min(1, BIG - start) <= count <= 2 * MIB
                 assert buffer[:count] == ramp(start, min(BIG, start + count), 7)
-            assert os.preadv(fd, [buffer], BIG) == 0
+            assert os.preadv(fd, [buffer], BIG - BIG % 4096 + 4096) == 0
     finally:
         os.close(fd)
 
@@ -251,6 +253,15 @@ def test_ways(mnt: Mounted, way: str) -> None:
     """Threads, processes, mappings, sendfile, copies, O_DIRECT, vectors, under signals: cold, then from the cache."""
     for _ in range(2):
         WAYS[way](mnt / f"ways/{way}")
+
+
+def test_direct_reads_anywhere(bucket: StandInBucket, mount: Mount) -> None:
+    """Through the daemon O_DIRECT wants no alignment, cold or from the cache."""
+    bucket.put_ramp("x", BIG, 7)
+    mounted = mount(bucket, "--passthrough", "off")
+    for _ in range(2):
+        by_direct_reads(mounted / "x", (12345, 3 * MIB - 1, BIG - 5000, BIG - 976, BIG - 1, BIG))
+        assert (mounted / "x").read_bytes() == ramp(0, BIG, 7)
 
 
 @pytest.mark.parametrize("at", [0, 2 * GIB, 4 * GIB, 5 * GIB, 6 * GIB + 12345])
