@@ -21,7 +21,7 @@ from s3prefetchfs.core.listing import Listing
 from s3prefetchfs.core.namespace import Answer, Counts, Namespace
 from s3prefetchfs.core.pacing import backoff_s
 from s3prefetchfs.core.record import Entry, ListedObject
-from s3prefetchfs.errors import FailureKind, RequestError
+from s3prefetchfs.errors import FailureKind, RequestError, only
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.s3.pool import Pool
 
@@ -239,13 +239,18 @@ class Catalog:
             key = key_bytes.decode()
         except UnicodeDecodeError:
             key = ""
+        error = None
         if key and len(key_bytes) <= KEY_MAX_BYTES:  # else S3 cannot have it
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(probe_object, key)
                     nursery.start_soon(probe_below, key)
-            except* RequestError as group:  # of one of them, or of both
-                raise group.exceptions[0] from None
+            except BaseExceptionGroup as group:  # of one of them, or of both
+                error = only(RequestError, group)
+                if error is None:
+                    raise
+        if error is not None:
+            raise error
         return self._namespace.learn(parent_ino, name, found[0], below[0], asked_s)
 
     async def _head(self, key: str) -> ListedObject | None:

@@ -28,7 +28,7 @@ from s3prefetchfs.core.namespace import Namespace
 from s3prefetchfs.core.opens import OpensRecord
 from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.engine import Engine
-from s3prefetchfs.errors import FailureKind, RequestError, UserError
+from s3prefetchfs.errors import FailureKind, RequestError, UserError, only
 from s3prefetchfs.fuse import kernel
 from s3prefetchfs.fuse.adapter import Adapter
 from s3prefetchfs.fuse.holders import find_holders
@@ -75,11 +75,11 @@ def run(config: Config, on_ready: Callable[[], None]) -> int:
     gc.set_threshold(100_000, 20, 50)
     try:
         return trio.run(_serve, config, on_ready)
-    except* UserError as group:
-        error = group.exceptions[0]
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+    except BaseExceptionGroup as group:
+        error = only(UserError, group)
+        if error is None:
+            raise
+    raise error
 
 
 async def _serve(config: Config, on_ready: Callable[[], None]) -> int:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import errno
 from enum import Enum
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class FailureKind(Enum):
@@ -75,3 +78,15 @@ class UserError(S3PrefetchError):
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
+
+
+def only(kind: type[E], group: BaseExceptionGroup[BaseException]) -> E | None:
+    """The first exception in a group, of any depth, if all are of that kind; else None.
+
+    For what `except*` must not do: until Python 3.11.3 it wraps an exception of the group that is raised out of it.
+    """
+    _, others = group.split(kind)
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if others is None and isinstance(error, kind) else None
