@@ -83,7 +83,8 @@ class Mounted:
     ) -> None:
         place.mkdir(exist_ok=True)
         self.path = mountpoint or place / "mnt"
-        self.path.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # of a dead mount nothing more can be asked
+            os.mkdir(self.path)
         self.cache_dir = cache_dir or place / "cache"
         self.log_path = place / "log"
         self.expected: list[str] = []
