@@ -80,13 +80,19 @@ class UserError(S3PrefetchError):
         self.exit_code = exit_code
 
 
+def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception in a group, of any depth."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def only(kind: type[E], group: BaseExceptionGroup[BaseException]) -> E | None:
-    """The first exception in a group, of any depth, if all are of that kind; else None.
+    """As `first`, if all in the group are of that kind; else None.
 
     For what `except*` must not do: until Python 3.11.3 it wraps an exception of the group that is raised out of it.
     """
     _, others = group.split(kind)
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first(group)
     return error if others is None and isinstance(error, kind) else None

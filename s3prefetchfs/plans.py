@@ -29,7 +29,7 @@ from s3prefetchfs.config import Config
 from s3prefetchfs.core.plan import Plan, PlanProgress
 from s3prefetchfs.core.plan_format import PlanError, parse
 from s3prefetchfs.engine import Version
-from s3prefetchfs.errors import RequestError, UserError
+from s3prefetchfs.errors import RequestError, UserError, first
 from s3prefetchfs.plan_file import read_plan_file
 from s3prefetchfs.resolution import Resolved, resolve
 
@@ -359,12 +359,12 @@ class Plans:
                     await trio.lowlevel.checkpoint_if_cancelled()
                     self._put_in_force(name, entry, resolved, digest, start)
         except* (PlanError, RequestError) as group:
-            error = str(_first(group))
+            error = str(first(group))
         except* OSError as group:
-            error = f"it cannot be kept below the cache directory: {_first(group)}"
+            error = f"it cannot be kept below the cache directory: {first(group)}"
         except* Exception as group:  # a bug, which must not end the mount
-            log.exception("plan %s", name, exc_info=_first(group))
-            error = f"this is a bug, see the log: {_first(group)!r}"
+            log.exception("plan %s", name, exc_info=first(group))
+            error = f"this is a bug, see the log: {first(group)!r}"
         finally:
             if error and not scope.cancel_called:  # else there is a later file to speak of
                 self._refuse(name, entry, error)
@@ -406,14 +406,6 @@ class Plans:
                 self._files.write_progress(name, digest, start, is_finished=is_finished)
             except OSError as error:
                 log.warning("the progress of plan %s cannot be kept: %s", name, error)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One of the exceptions in a group."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _digest(content: bytes) -> str:

@@ -7,28 +7,19 @@ on stderr and an exit code.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
 
 from s3prefetchfs import __version__
+from s3prefetchfs.cli.manual import VerbGroup
 from s3prefetchfs.errors import UserError
 
 VERBS = ("mount", "umount", "status", "plan", "demo")
 """In the order of the help. Each is a module of this package that holds a command of the same name."""
 
 
-class _Verbs(click.Group):
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
-            return None
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-        return command
-
+class _Verbs(VerbGroup):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -53,7 +44,11 @@ def _print_error(error: UserError) -> None:
 
 
 @click.group(
-    cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, no_args_is_help=True
+    cls=_Verbs,
+    package=__name__,
+    verbs=VERBS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
 )
 @click.version_option(__version__, prog_name="s3prefetchfs")
 def main() -> None:

@@ -6,6 +6,7 @@ command one flag for each row of `config.OPTIONS`, and `typed` collects the text
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import textwrap
@@ -22,6 +23,28 @@ EXIT_CODES = """\
 0  done
 1  it failed; the reason is on stderr
 2  the command line, the environment or the configuration file is wrong"""
+
+
+class VerbGroup(click.Group):
+    """A command with verbs, each a module of `package` that holds a command of its name, loaded when it is used.
+
+    Args:
+        package: dotted name. verbs: in the order of the help.
+    """
+
+    def __init__(self, *arguments: Any, package: str, verbs: Sequence[str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._package = package
+        self._verbs = verbs
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self._verbs)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self._verbs:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"{self._package}.{name}"), name)
+        return command
 
 
 class _TableFlag(click.Option):

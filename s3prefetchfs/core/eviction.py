@@ -118,7 +118,7 @@ class Evictor:
         return self._squeezed_bytes if now < self._squeezed_until_s else self.capacity_bytes
 
     def _evict_idle(self, goal_bytes: int, keep_bytes: int, out: list[Instruction]) -> None:
-        unplanned_bytes = self._disk.used_bytes - self._disk.planned_bytes
+        unplanned_bytes = self._disk.unplanned_bytes
         while goal_bytes > 0 and self._disk.idle and unplanned_bytes > keep_bytes:
             found = next(iter(self._disk.idle.values()))
             goal_bytes -= found.occupied_bytes
@@ -127,8 +127,7 @@ class Evictor:
 
     def _has_share(self, need_bytes: int) -> bool:
         """Whether what no plan speaks of takes less than it is entitled to."""
-        unplanned_bytes = self._disk.used_bytes - self._disk.planned_bytes
-        return unplanned_bytes + need_bytes <= self._foresight.unplanned_bytes
+        return self._disk.unplanned_bytes + need_bytes <= self._foresight.unplanned_bytes
 
     def _give_up(self, pieces: Iterator[Piece], goal_bytes: Callable[[], int], out: list[Instruction]) -> None:
         """Take from pieces what need not stay, until enough will come of it."""

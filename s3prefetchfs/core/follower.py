@@ -161,6 +161,7 @@ class Follower:
         low: position of the first entry that is not finished. scan: of the first that was not looked at for fetching.
         deviations, confidence, trusted: see the module's docstring.
         rate: bytes per second that the readers consume while they do not wait for us; None if not known.
+        astray: opens in a row that were out of place.
         stall_s: how long readers will wait for what was last wished for, as the scheduler sees it.
     """
 
@@ -181,7 +182,7 @@ class Follower:
         self.stall_s = 0.0
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT_OPENS)
         self._history: deque[bool] = deque(maxlen=HISTORY_OPENS)
-        self._astray = 0  # opens in a row that were out of place
+        self.astray = 0
         self.rate: float | None = None
         self._rate_bytes = 0
         self._rate_s = 0.0
@@ -192,7 +193,6 @@ class Follower:
         """Start the window at `position`."""
         self._base = position
         self.low = self.scan = self._end = position
-        self._highest = position  # no entry from here on was opened
         self._beyond = 0  # finished entries beyond `low`
         self._window: list[Piece | None] = []
         self._states = bytearray()
@@ -221,7 +221,7 @@ class Follower:
     def finished(self) -> bool:
         return self.low >= self._starts[-1]
 
-    def goal(self) -> int:
+    def _goal(self) -> int:
         """The position up to which the window should reach: the end of the next epoch, or of this one in any order."""
         epochs = 1 if self.any_order else 2
         return self._starts[min(self.epoch + epochs, len(self.plan.epochs))]
@@ -229,7 +229,7 @@ class Follower:
     def grow(self) -> list[Piece]:
         """Append some entries to the window if it is too short; returns new pieces."""
         made: list[Piece] = []
-        stop = min(self.goal(), self._end + APPEND_ENTRIES)
+        stop = min(self._goal(), self._end + APPEND_ENTRIES)
         while self._end < stop:
             epoch = bisect_right(self._starts, self._end) - 1
             made += self._append(epoch, self._end - self._starts[epoch])
@@ -240,7 +240,7 @@ class Follower:
 
     @property
     def growing(self) -> bool:
-        return self._end < self.goal()
+        return self._end < self._goal()
 
     def _append(self, epoch: int, index: int) -> list[Piece]:
         entries = self.plan.epochs[epoch]
@@ -286,7 +286,7 @@ class Follower:
 
     def rank(self, piece: Piece) -> None:
         """Put a piece among those that can be given up, by its next use."""
-        position = piece.uses[0][0] if piece.uses else self._starts[-1] + 1
+        position = self._next_position(piece)
         self._ties += 1
         kept = piece.staged or (piece.kept_bytes > 0 and piece.uses)
         if kept:
@@ -300,8 +300,11 @@ class Follower:
 
     def is_current(self, item: tuple[int, int, Piece]) -> bool:
         """Whether an item of `surplus` or `retained` still says when its piece is used next."""
-        piece = item[2]
-        return -item[0] == (piece.uses[0][0] if piece.uses else self._starts[-1] + 1)
+        return -item[0] == self._next_position(item[2])
+
+    def _next_position(self, piece: Piece) -> int:
+        """Where it is read next; beyond the end of the plan if it is not."""
+        return piece.uses[0][0] if piece.uses else self._starts[-1] + 1
 
     def leave(self) -> list[PlannedObject]:
         """Take the pieces from their files; returns those that have none any more."""
@@ -404,7 +407,6 @@ class Follower:
         if not self.any_order and position >= self.low + reach:
             return False
         self._states[position - self._base] = OPEN
-        self._highest = max(self._highest, position + 1)
         return True
 
     def judge(self, matched: bool, file: PlannedObject, offset: int) -> int | None:
@@ -412,10 +414,10 @@ class Follower:
         self._history.append(matched)
         self._recent.append((self._numbers[id(file)], offset))
         if matched:
-            self._astray = 0
+            self.astray = 0
             self.confidence = min(1.0, self.confidence + CONFIDENCE_STEP)
         else:
-            self._astray += 1
+            self.astray += 1
             self._deviate()
         if len(self._history) >= JUDGED_OPENS:
             share = self._history.count(False) / len(self._history)
@@ -423,7 +425,7 @@ class Follower:
                 self.trusted = False
             elif not self.trusted and share < TRUST_SHARE:
                 self.trusted = True
-        if self._astray >= RESYNC_MATCHES:
+        if self.astray >= RESYNC_MATCHES:
             return self._find_readers()
         return None
 
@@ -466,7 +468,7 @@ class Follower:
         """The readers are at `position` now; returns files that are planned no more, for the moment."""
         free = self.leave()
         self._begin(position)
-        self._astray = 0
+        self.astray = 0
         self._history.clear()
         self.trusted = True
         return free
@@ -549,11 +551,6 @@ class Follower:
                 self._deviate()
                 self._end_use(piece)
         self._raise_low()
-
-    @property
-    def astray(self) -> int:
-        """Opens in a row that were out of place."""
-        return self._astray
 
     def idle(self, now: float) -> bool:
         """Whether nobody has read from the plan for long."""

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from s3prefetchfs.core.events import PlanAdded
-from s3prefetchfs.core.follower import Follower, Piece, PlannedObject, Wish
+from s3prefetchfs.core.follower import RESYNC_MATCHES, Follower, Piece, PlannedObject, Wish
 from s3prefetchfs.core.plan import PlanProgress
 from s3prefetchfs.core.residency import CachedObject, Residency
 
@@ -189,7 +189,7 @@ class Foresight:
             place = follower.judge(in_place, file, offset)
             if place is not None:
                 self._free(follower.jump(place))
-            elif follower.any_order and follower.astray >= 3:
+            elif follower.any_order and follower.astray >= RESYNC_MATCHES:
                 follower.begin_next_epoch()
 
     # ------------------------------------------------------------------------------------- wishes
@@ -221,7 +221,7 @@ class Foresight:
 
     def reach(self, found: CachedObject, position: int) -> int:
         """How far from a reader's position on its file is worth reading ahead: to the end of the range it reads."""
-        file = self._files.get(found.file_id) if found.file_id else None
+        file = self._files.get(found.file_id)
         if file is None:
             return found.size_bytes
         ranges = [piece for piece in file.pieces if not piece.whole]
@@ -242,7 +242,7 @@ class Foresight:
         Args:
             reader_chunk: where the hindmost reader of the object is.
         """
-        file = self._files.get(found.file_id) if found.file_id else None
+        file = self._files.get(found.file_id)
         if file is None:
             return
         for piece in file.pieces:

@@ -103,6 +103,11 @@ class Residency:
         self.freeing_bytes = 0
         self.planned_bytes = 0
 
+    @property
+    def unplanned_bytes(self) -> int:
+        """The part of `used_bytes` that no plan speaks of."""
+        return self.used_bytes - self.planned_bytes
+
     def add(self, object_id: int, size_bytes: int, resident: bytes | None, bypass: bool) -> CachedObject:
         """A new object, or one that a previous session left."""
         chunks = bytearray(chunk_count(size_bytes)) if resident is None else bytearray(resident.translate(_FROM_INDEX))
