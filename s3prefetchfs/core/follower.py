@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_extent, chunk_span, disk_bytes
-from s3prefetchfs.core.plan import Order, Plan, PlanProgress
+from s3prefetchfs.core.plan import Epoch, Order, Plan, PlanProgress
 from s3prefetchfs.core.residency import ABSENT, CachedObject
-from s3prefetchfs.core.retention import Retention
+from s3prefetchfs.core.retention import Retention, reserve_bytes
 
 APPEND_ENTRIES = 64
 """Entries appended to the window in one go, about half a millisecond."""
@@ -154,7 +154,7 @@ class Follower:
 
     Args:
         plan: what is followed. files: the file that each number in it stands for; None if the bucket has none.
-        capacity_bytes: what this plan may keep from one reading to the next.
+        capacity_bytes: its part of the cache.
         start: epoch and position to begin at.
 
     Attributes:
@@ -172,8 +172,9 @@ class Follower:
         self.plan = plan
         self._files = files
         self._numbers = {id(file): number for number, file in enumerate(files) if file is not None}
-        self._capacity_bytes = capacity_bytes
+        self._epoch_bytes = self._bytes_of(plan.epochs[min(start[0], len(plan.epochs) - 1)])
         self._starts = list(accumulate((len(epoch.files) for epoch in plan.epochs), initial=0))
+        self._keep_bytes = self._keepable(capacity_bytes)
         self._pieces: dict[tuple[int, int, int], Piece] = {}
         self.deviations = 0
         self.confidence = 1.0
@@ -203,7 +204,7 @@ class Follower:
         self.retained: list[tuple[int, int, Piece]] = []  # the same of what is kept, or staged
         self._ties = 0
         epoch_entries = max(len(epoch.files) for epoch in self.plan.epochs)
-        self._retention = Retention(self._capacity_bytes, epoch_entries)
+        self._retention = Retention(self._keep_bytes, epoch_entries)
         self._missed_shares: dict[int, float] = {}
 
     # ------------------------------------------------------------------------------------- the window
@@ -592,9 +593,17 @@ class Follower:
             heapq.heappush(self._active, (self._start_key(position), position, piece.first))
 
     def share(self, capacity_bytes: int) -> None:
-        """From now on this plan may keep so many bytes from one reading to the next."""
-        self._capacity_bytes = capacity_bytes
-        self._retention.capacity_bytes = capacity_bytes
+        """From now on the plan's part of the cache is this."""
+        self._keep_bytes = self._retention.capacity_bytes = self._keepable(capacity_bytes)
+
+    def _keepable(self, capacity_bytes: int) -> int:
+        return capacity_bytes - reserve_bytes(capacity_bytes, self._epoch_bytes)
+
+    def _bytes_of(self, epoch: Epoch) -> int:
+        """About what an epoch reads."""
+        if epoch.ranges is not None and all(lengths := epoch.ranges[1::2]):
+            return sum(lengths)
+        return sum(file.size_bytes for number in epoch.files if (file := self._files[number]) is not None)
 
     def missed_share(self) -> float:
         """What of the present epoch's bytes has to be fetched, as far as is known."""
