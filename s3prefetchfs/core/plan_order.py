@@ -58,7 +58,7 @@ def make_plan(
     order: Order = Order.STRICT,
     interleave: int = 1,
     arrange: Arrange | None = None,
-    shard: Shard = Shard(),  # noqa: B008  frozen
+    shard: Shard = Shard(),
     segments: Sequence[Sequence[tuple[int, int]]] | None = None,
     mixes_segments: bool = False,
 ) -> Plan:

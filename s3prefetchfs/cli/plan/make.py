@@ -60,7 +60,7 @@ _SECTIONS = [
 ]
 
 
-class _ShardType(click.ParamType):
+class _ShardType(click.ParamType["tuple[int, int]"]):
     name = "I/N"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:
@@ -72,7 +72,7 @@ class _ShardType(click.ParamType):
         return int(found[1]), int(found[2])
 
 
-class _SegmentsType(click.ParamType):
+class _SegmentsType(click.ParamType["tuple[int, int]"]):
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:

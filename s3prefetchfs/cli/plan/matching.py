@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,12 +78,10 @@ def find_files(
 def mount_of(path: str) -> Path | None:
     """The mountpoint of ours that an absolute path is below, alive; None if there is none."""
     ours = [mount.mountpoint for mount in mounts.all_mounts() if mount.is_ours]
-    for spelling in (
-        (path, os.path.realpath(path)) if not any(Path(path).is_relative_to(at) for at in ours) else (path,)
-    ):
-        above = [at for at in ours if Path(spelling).is_relative_to(at)]
-        if above:
-            where, _ = read_status(max(above, key=lambda at: len(at.parts)))  # a hung daemon would hold us
+    for resolve in (str, os.path.realpath):  # as written first: resolving asks the filesystem, which may be hung
+        spelling = Path(resolve(path))
+        if above := [at for at in ours if spelling.is_relative_to(at)]:
+            where, _ = read_status(max(above, key=lambda at: len(at.parts)))
             return where
     return None
 
@@ -121,9 +120,10 @@ def _walk(directory: str, pattern: PathPattern, place: Place, wants_sizes: bool)
 
 def _relative(files: Sequence[PlannedFile], relative_to: str | None, wants_etags: bool) -> list[PlannedFile]:
     root = os.path.abspath(relative_to) if relative_to else None
-    mountpoint = mount_of(files[0].path)
+    base = root or str(mount_of(files[0].path) or "")
     result = []
     for file in files:
+        etag = None
         if wants_etags:
             try:
                 etag = os.getxattr(file.path, "user.s3.etag").decode()
@@ -132,19 +132,19 @@ def _relative(files: Sequence[PlannedFile], relative_to: str | None, wants_etags
                     f"no plan is made: the ETag of {file.path} is not known",
                     "--manifest needs paths on an s3prefetchfs, or s3:// sources",
                 ) from None
-        else:
-            etag = None
         path = file.path
-        for spelling in (path, os.path.realpath(path)):
-            base = root or (str(mountpoint) if mountpoint else "")
-            if base and spelling.startswith(base.rstrip("/") + "/"):
-                path = os.path.relpath(spelling, base)
-                break
-        else:
-            if root:
-                raise click.UsageError(f"{path} is not below {root}: give another --relative-to")
-        result.append(PlannedFile(path, file.size_bytes if wants_etags else file.size_bytes, etag))
+        if base and not _is_below(path, base):
+            path = os.path.realpath(path)
+        if base and _is_below(path, base):
+            path = os.path.relpath(path, base)
+        elif root:
+            raise click.UsageError(f"{file.path} is not below {root}: give another --relative-to")
+        result.append(PlannedFile(path, file.size_bytes, etag))
     return result
+
+
+def _is_below(path: str, base: str) -> bool:
+    return path.startswith(base.rstrip("/") + "/")
 
 
 # ---------------------------------------------------------------------------------------------------- in a bucket
@@ -225,11 +225,7 @@ def _in_bucket(source: str, store: Mapping[str, Any], wants_sizes: bool, wants_e
     place, base = pattern.start, ""
     while (name := pattern.only_name(place)) is not None:
         base, place = f"{base}{name}/", pattern.below(place, name)
-    literal = os.path.commonprefix([key, key.partition("*")[0].partition("?")[0].partition("[")[0]])
+    literal = re.split(r"[*?\[]", key, maxsplit=1)[0]
     for found in lister.objects(max(base, literal, key=len), is_deep="/" in key[len(base) :]):
-        *directories, last = found[0].split("/")
-        place = pattern.start
-        for directory in directories:
-            place = pattern.below(place, directory)
-        if pattern.takes(place, last):
+        if pattern.matches(found[0]):
             yield file(found)

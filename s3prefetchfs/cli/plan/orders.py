@@ -88,7 +88,7 @@ def order_from(text: str, files: Sequence[str]) -> Arrange:
 
     def arrange(epoch: int, count: int) -> list[int]:
         try:
-            order = function(epoch, [path for path in files])
+            order = function(epoch, list(files))
         except Exception as error:
             raise _unusable(text, f"in epoch {epoch} it raises {type(error).__name__}: {error}") from error
         if isinstance(order, str | bytes) or not isinstance(order, Sequence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ def write_plan(plan: Plan, output: str) -> None:
             "write fewer epochs or larger segments, or a plan for each shard",
         )
     if output == "-":
-        click.get_binary_stream("stdout").write(content)
+        sys.stdout.buffer.write(content)
         return
     try:
         Path(output).write_bytes(content)
@@ -42,7 +43,7 @@ def load_plan(file: str) -> Plan:
         UserError: it cannot be read, or is no plan: names the line or entry.
     """
     try:
-        content = click.get_binary_stream("stdin").read() if file == "-" else Path(file).read_bytes()
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the plan {file}: {error.strerror}", "give a file that exists") from None
     try:
