@@ -149,6 +149,36 @@ def resolve(flags: Mapping[str, str], mount_options: Iterable[str] = ()) -> Conf
     Raises:
         UserError: a name, a value or a combination is wrong; says where it was written.
     """
+    given = _given(flags, mount_options)
+    for name in ("bucket", "mountpoint"):
+        if name not in given:
+            hint = f"give it on the command line, as {_variable(name)}, or as `{name}` in the --config file"
+            raise _refuse(f"no {name} given", hint)
+    bucket, prefix = _read(given["bucket"], parse_source)
+    values = {option.field: _read(given[name], option.read) for name, option in OPTIONS.items() if name in given}
+    config = Config(bucket=bucket, prefix=prefix, mountpoint=_read(given["mountpoint"], PATH.parse), **values)
+    if "workers" not in given and config.worker_processes > config.max_connections:
+        config = dataclasses.replace(config, worker_processes=config.max_connections)
+    _check(config, {name: item.origin for name, item in given.items()})
+    return config
+
+
+def resolve_group(flags: Mapping[str, str], group: str) -> dict[str, Any]:
+    """The options of one group that were given anywhere, by field: for commands that need no mount.
+
+    Raises:
+        UserError: as `resolve`.
+    """
+    given = _given(flags, ())
+    return {
+        option.field: _read(given[name], option.read)
+        for name, option in OPTIONS.items()
+        if name in given and option.group == group
+    }
+
+
+def _given(flags: Mapping[str, str], mount_options: Iterable[str]) -> dict[str, _Given]:
+    """What counts of all that was given, by name."""
     arguments = {"bucket": "BUCKET", "mountpoint": "MOUNTPOINT"}
     sources = [
         {name: _Given(text, arguments.get(name, f"--{name}")) for name, text in flags.items()},
@@ -162,18 +192,7 @@ def resolve(flags: Mapping[str, str], mount_options: Iterable[str] = ()) -> Conf
     given: dict[str, _Given] = {}
     for source in reversed(sources):
         given |= source
-
-    for name in ("bucket", "mountpoint"):
-        if name not in given:
-            hint = f"give it on the command line, as {_variable(name)}, or as `{name}` in the --config file"
-            raise _refuse(f"no {name} given", hint)
-    bucket, prefix = _read(given["bucket"], parse_source)
-    values = {option.field: _read(given[name], option.read) for name, option in OPTIONS.items() if name in given}
-    config = Config(bucket=bucket, prefix=prefix, mountpoint=_read(given["mountpoint"], PATH.parse), **values)
-    if "workers" not in given and config.worker_processes > config.max_connections:
-        config = dataclasses.replace(config, worker_processes=config.max_connections)
-    _check(config, {name: item.origin for name, item in given.items()})
-    return config
+    return given
 
 
 def _read(given: _Given, parse: Callable[[str], Any]) -> Any:

@@ -64,7 +64,16 @@ class _TableFlag(click.Option):
 
 def config_options(command: _C) -> _C:
     """Decorate a command with a flag for each option of a mount; its value is a keyword argument, by field."""
-    flags = [_TableFlag(option) for option in OPTIONS.values()]
+    return _with_flags(command, list(OPTIONS.values()))
+
+
+def store_options(command: _C) -> _C:
+    """The same with only the options that say where a bucket is and how to ask for it."""
+    return _with_flags(command, [option for option in OPTIONS.values() if option.group == "S3"])
+
+
+def _with_flags(command: _C, options: Sequence[Option]) -> _C:
+    flags = [_TableFlag(option) for option in options]
     command.__dict__.setdefault("__click_params__", []).extend(reversed(flags))
     return command
 
@@ -73,11 +82,11 @@ def typed(values: Mapping[str, Any]) -> dict[str, str]:
     """The texts of the flags that were given, by option name.
 
     Args:
-        values: the keyword arguments that `config_options` added; None where a flag is absent.
+        values: the keyword arguments that `config_options` or `store_options` added; None where a flag is absent.
     """
     texts = {}
     for option in OPTIONS.values():
-        value = values[option.field]
+        value = values.get(option.field)
         if isinstance(value, tuple):
             value = os.pathsep.join(value) or None
         if value is not None:

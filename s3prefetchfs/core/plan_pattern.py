@@ -49,6 +49,14 @@ class PathPattern:
         last = len(self._parts) - 1
         return last in place and (self._parts[last] == _ANY_DIRECTORIES or self._is_match(last, name))
 
+    def matches(self, path: str) -> bool:
+        """Whether a path, from the root, matches."""
+        *directories, name = path.split("/")
+        place = self.start
+        for directory in directories:
+            place = self.below(place, directory)
+        return self.takes(place, name)
+
     def _is_match(self, number: int, name: str) -> bool:
         return self._parts[number] != _ANY_DIRECTORIES and self._matches[number](name) is not None
 
