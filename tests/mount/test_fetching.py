@@ -260,11 +260,11 @@ def test_what_was_read_ahead_is_used_later(mnt: Mounted, module_bucket: StandInB
 def test_a_killed_reader(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
     """A reader that is killed while it waits is gone at once, and the file can be read when S3 answers."""
     module_bucket.put_ramp(key, MIB)
-    module_bucket.configure(faults=[{"verb": "GET", "key": key, "first": 1, "delay_ms": 5000}])
+    module_bucket.configure(faults=[{"verb": "GET", "key": key, "first": 1, "delay_ms": 3000}])
     reader = subprocess.Popen(["cat", mnt / key], stdout=subprocess.DEVNULL)
     eventually(lambda: module_bucket.log("GET", key))
     reader.kill()
-    reader.wait(4)
+    reader.wait(2.5)
     assert (mnt / key).read_bytes() == ramp(0, MIB)
 
 
