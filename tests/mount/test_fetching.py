@@ -17,7 +17,7 @@ import pytest
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from tests.mount.conftest import Mount
 from tests.mount.mounted import PATIENCE_S, Mounted, eventually
-from tests.s3stub import Record, ramp
+from tests.s3stub import Record, most_at_once, ramp
 from tests.servers import StandInBucket
 
 MIB = 1 << 20
@@ -47,16 +47,6 @@ def fetched_chunks(bucket: StandInBucket, key: str) -> Counter[int]:
     return Counter(
         n for start, stop in filter(None, ranges) for n in range(start // CHUNK_BYTES, -(-stop // CHUNK_BYTES))
     )
-
-
-def most_at_once(records: list[Record]) -> int:
-    """How many requests were under way at the same time, at most."""
-    moments = [(record.start_s, 1) for record in records] + [(record.end_s or 0.0, -1) for record in records]
-    running = most = 0
-    for _, change in sorted(moments):
-        running += change
-        most = max(most, running)
-    return most
 
 
 def test_every_get_names_its_version(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
@@ -260,11 +250,11 @@ def test_what_was_read_ahead_is_used_later(mnt: Mounted, module_bucket: StandInB
 def test_a_killed_reader(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:
     """A reader that is killed while it waits is gone at once, and the file can be read when S3 answers."""
     module_bucket.put_ramp(key, MIB)
-    module_bucket.configure(faults=[{"verb": "GET", "key": key, "first": 1, "delay_ms": 3000}])
+    module_bucket.configure(faults=[{"verb": "GET", "key": key, "first": 1, "delay_ms": 5000}])
     reader = subprocess.Popen(["cat", mnt / key], stdout=subprocess.DEVNULL)
     eventually(lambda: module_bucket.log("GET", key))
     reader.kill()
-    reader.wait(2.5)
+    reader.wait(4)
     assert (mnt / key).read_bytes() == ramp(0, MIB)
 
 

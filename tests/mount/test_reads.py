@@ -20,7 +20,7 @@ import pytest
 
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from tests.mount.conftest import Mount
-from tests.mount.mounted import PATIENCE_S, Mounted, eventually
+from tests.mount.mounted import PATIENCE_S, Mounted
 from tests.s3stub import ramp
 from tests.servers import Bucket, StandInBucket
 
@@ -43,8 +43,8 @@ def any_mnt(any_bucket: Bucket, module_mount: Mount) -> Mounted:
     """A file of each size in a bucket of each server; the seed is the size."""
     for size in SIZES:
         any_bucket.put(f"sizes/{size}", ramp(0, size, size))
-    any_bucket.put("version", ramp(0, MIB, 1))
-    return module_mount(any_bucket, "--metadata-ttl", "1s")
+        any_bucket.put(f"again/{size}", ramp(0, size, size))
+    return module_mount(any_bucket)
 
 
 @pytest.fixture(scope="module")
@@ -60,31 +60,6 @@ def mnt(module_bucket: StandInBucket, module_mount: Mount) -> Mounted:
 # ------------------------------------------------------------------------------------------- every server
 
 
-@pytest.mark.parametrize("size", [size for size in SIZES if size])
-def test_ends(any_mnt: Mounted, size: int) -> None:
-    """Around the end of a file: its last byte, a read over the end, and reads beyond it."""
-    with open(any_mnt / f"sizes/{size}", "rb", buffering=0) as file:
-        assert os.pread(file.fileno(), 1, size - 1) == ramp(size - 1, size, size)
-        start = max(0, size - 5000)
-        assert os.pread(file.fileno(), 10_000, start) == ramp(start, size, size)
-        assert os.pread(file.fileno(), 10_000, size) == b""
-        assert os.pread(file.fileno(), 10_000, size + MIB) == b""
-
-
-def test_random_reads(any_mnt: Mounted) -> None:
-    """Anywhere, of any length, by eight threads."""
-    with open(any_mnt / f"sizes/{BIG}", "rb") as file, ThreadPoolExecutor(8) as threads:
-
-        def read(number: int) -> None:
-            random = Random(number)
-            for _ in range(20):
-                start = random.randrange(BIG)
-                stop = min(BIG, start + random.randrange(1, 2 * MIB))
-                assert os.pread(file.fileno(), stop - start, start) == ramp(start, stop, BIG)
-
-        list(threads.map(read, range(8)))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_sequential(any_mnt: Mounted, size: int) -> None:
     """From the first to the last byte, and not one more; then once again, from the cache."""
@@ -96,6 +71,31 @@ def test_sequential(any_mnt: Mounted, size: int) -> None:
         assert content == ramp(0, size, size)
 
 
+@pytest.mark.parametrize("size", [size for size in SIZES if size])
+def test_ends(any_mnt: Mounted, size: int) -> None:
+    """Around the end of a file: its last byte, a read over the end, and reads beyond it."""
+    with open(any_mnt / f"again/{size}", "rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 1, size - 1) == ramp(size - 1, size, size)
+        start = max(0, size - 5000)
+        assert os.pread(file.fileno(), 10_000, start) == ramp(start, size, size)
+        assert os.pread(file.fileno(), 10_000, size) == b""
+        assert os.pread(file.fileno(), 10_000, size + MIB) == b""
+
+
+def test_random_reads(any_mnt: Mounted) -> None:
+    """Anywhere, of any length, by eight threads."""
+    with open(any_mnt / f"again/{BIG}", "rb") as file, ThreadPoolExecutor(8) as threads:
+
+        def read(number: int) -> None:
+            random = Random(number)
+            for _ in range(20):
+                start = random.randrange(BIG)
+                stop = min(BIG, start + random.randrange(1, 2 * MIB))
+                assert os.pread(file.fileno(), stop - start, start) == ramp(start, stop, BIG)
+
+        list(threads.map(read, range(8)))
+
+
 def test_the_tree(any_mnt: Mounted) -> None:
     """Every server's listing says the same: names and sizes."""
     found = {
@@ -103,15 +103,18 @@ def test_the_tree(any_mnt: Mounted) -> None:
         for path, _, names in os.walk(any_mnt.path)
         for name in names
     }
-    assert found == {any_mnt / f"sizes/{size}": size for size in SIZES} | {any_mnt / "version": MIB}
+    assert found == {any_mnt / f"{directory}/{size}": size for directory in ("again", "sizes") for size in SIZES}
 
 
-def test_a_replaced_object(any_bucket: Bucket, any_mnt: Mounted) -> None:
-    """Every server's ETag tells versions apart: after the TTL a file has the new bytes, and only those."""
-    assert (any_mnt / "version").read_bytes() == ramp(0, MIB, 1)
+def test_a_replaced_object(any_bucket: Bucket, any_mnt: Mounted, mount: Mount) -> None:
+    """Every server's ETag tells versions apart: a new mount on the same cache has the new bytes, and only those."""
+    any_bucket.put("version", ramp(0, MIB, 1))
+    place = any_mnt.path.parent / "other-cache"
+    first = mount(any_bucket, cache_dir=place)
+    assert (first / "version").read_bytes() == ramp(0, MIB, 1)
+    first.close()
     any_bucket.put("version", ramp(0, MIB, 2))
-    content = eventually((any_mnt / "version").read_bytes, lambda content: content != ramp(0, MIB, 1))
-    assert content == ramp(0, MIB, 2)
+    assert (mount(any_bucket, cache_dir=place) / "version").read_bytes() == ramp(0, MIB, 2)
 
 
 # ------------------------------------------------------------------------------------------- every way

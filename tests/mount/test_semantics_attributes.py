@@ -86,6 +86,7 @@ def test_owner_and_permissions_can_be_chosen(module_bucket: StandInBucket, mount
         ([], False),
         (["--allow-other"], True),
         (["--allow-other", "--file-mode", "0400"], False),
+        (["--allow-other", "--file-mode", "0400", "--uid", "65534"], True),
     ],
 )
 def test_other_users(module_bucket: StandInBucket, mount: Mount, options: list[str], readable: bool) -> None:
