@@ -6,8 +6,7 @@ One event is one line: a message for people, then `key=value` pairs for machines
 
 Modules use the standard library: `logging.getLogger(__name__)` and `fields()` for the pairs. `start` is called once
 in each process that logs. Under systemd (JOURNAL_STREAM names our stderr) journald adds the time, and a `<3>` prefix
-gives it the level. A record on an object's behalf goes through `log_once`: a bucket has more odd keys than anyone
-wants lines.
+gives it the level.
 """
 
 from __future__ import annotations
@@ -18,15 +17,10 @@ import os
 import re
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import Hashable
 from pathlib import Path
 
 _ROTATE_BYTES = 10_000_000
 _OLD_FILES = 3
-
-_ONCE_KEYS = 10_000
-"""How many keys `log_once` remembers, about 1 MB of them; the oldest is forgotten first."""
 
 _JOURNAL_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
@@ -116,21 +110,3 @@ def start(level: str, file: Path | None) -> None:
     root.setLevel(logging.WARNING)  # libraries: only what is wrong
     logging.getLogger("s3prefetchfs").setLevel(level.upper())
     logging.captureWarnings(True)
-
-
-_logged: OrderedDict[Hashable, None] = OrderedDict()
-
-
-def log_once(logger: logging.Logger, level: int, key: Hashable, message: str) -> bool:
-    """Log `message` unless something was logged under `key` before.
-
-    Returns:
-        Whether it was logged now.
-    """
-    if key in _logged:
-        return False
-    _logged[key] = None
-    if len(_logged) > _ONCE_KEYS:
-        _logged.popitem(last=False)
-    logger.log(level, "%s", message)
-    return True

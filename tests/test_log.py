@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from s3prefetchfs import log
-from s3prefetchfs.log import fields, log_once
+from s3prefetchfs.log import fields
 
 logger = logging.getLogger("s3prefetchfs.test")
 
@@ -104,32 +104,6 @@ def test_an_unwritable_file_is_an_error(tmp_path: Path) -> None:
     """The caller learns of it; there is no log to tell."""
     with pytest.raises(IsADirectoryError):
         log.start("info", tmp_path)
-
-
-def test_once_per_key(tmp_path: Path) -> None:
-    """A key is logged once, and another one once more."""
-    file = tmp_path / "log"
-    log.start("info", file)
-    key = object()
-    assert log_once(logger, logging.WARNING, key, "first 100%")
-    assert not log_once(logger, logging.WARNING, key, "again")
-    assert log_once(logger, logging.WARNING, object(), "other")
-    assert [line.partition(": ")[2] for line in file.read_text().splitlines()] == ["first 100%", "other"]
-
-
-def test_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys that are remembered are limited; the oldest is forgotten."""
-    monkeypatch.setattr(log, "_ONCE_KEYS", 3)
-    monkeypatch.setattr(log, "_logged", type(log._logged)())
-    assert [log_once(logger, logging.DEBUG, key, "") for key in (1, 2, 3, 1, 4, 1)] == [
-        True,
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]
-    assert len(log._logged) == 3
 
 
 def _stderr_of_a_process(tmp_path: Path, journal: bool) -> str:

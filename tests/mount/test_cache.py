@@ -92,7 +92,7 @@ def test_never_above_its_size(bucket: StandInBucket, mount: Mount) -> None:
     done = threading.Event()
 
     def watch() -> None:
-        while not done.is_set():
+        while not done.wait(0.005):
             peaks.append(disk_bytes(mounted.cache_dir))
 
     watcher = threading.Thread(target=watch)

@@ -23,10 +23,10 @@ import pytest
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from tests.mount.conftest import Mount
 from tests.mount.mounted import Mounted, eventually
+from tests.mount.trouble import MIB, errno_of, read
 from tests.s3stub import ramp
 from tests.servers import StandInBucket
 
-MIB = 1 << 20
 SIZE = 6 * MIB + 12_345
 STALL_S = 1.0
 RETRY_S = 8.0
@@ -51,20 +51,6 @@ def fresh(module_bucket: StandInBucket) -> Callable[..., tuple[str, int]]:
         return f"object-{seed}", seed
 
     return make
-
-
-def read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read()
-
-
-def errno_of(action: Callable[[], object]) -> int:
-    """The errno with which `action` fails; 0 if it does not."""
-    try:
-        action()
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 # ----------------------------------------------------------------------------------------------- faults that pass
@@ -138,22 +124,6 @@ def test_connections_refused_for_a_while(
     assert os.pread(fd, SIZE, 0) == ramp(0, SIZE, cached_seed)
     os.close(fd)
     assert read(mounted / key) == ramp(0, SIZE, seed)
-
-
-def test_a_storm_is_never_taken_for_absence(mount: Mount, bucket: StandInBucket) -> None:
-    """In a storm of 503 for six seconds, names are found, listings are whole, bytes are right; retries are spaced."""
-    for number in range(30):
-        bucket.put_ramp(f"d/{number:02d}", 200_000, seed=number)
-    mounted = mount(bucket, "--workers", "1", "--metadata-ttl", "0")
-    bucket.configure(faults=[{"status": 503, "code": "SlowDown", "probability": 0.8, "for_s": 6}])
-    began_s = time.monotonic()
-    names: list[str] = []
-    for number in range(5):
-        assert read(mounted / f"d/{number:02d}") == ramp(0, 200_000, seed=number)
-    names = sorted(path.name for path in (mounted / "d").iterdir())
-    assert names == [f"{number:02d}" for number in range(30)]
-    assert len(bucket.log()) < 200
-    assert time.monotonic() - began_s < 90
 
 
 # ----------------------------------------------------------------------------------------------- faults that stay

@@ -17,7 +17,7 @@ import pytest
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from tests.mount.conftest import Mount
 from tests.mount.mounted import PATIENCE_S, Mounted, eventually
-from tests.s3stub import Record, ramp
+from tests.s3stub import Record, most_at_once, ramp
 from tests.servers import StandInBucket
 
 MIB = 1 << 20
@@ -47,16 +47,6 @@ def fetched_chunks(bucket: StandInBucket, key: str) -> Counter[int]:
     return Counter(
         n for start, stop in filter(None, ranges) for n in range(start // CHUNK_BYTES, -(-stop // CHUNK_BYTES))
     )
-
-
-def most_at_once(records: list[Record]) -> int:
-    """How many requests were under way at the same time, at most."""
-    moments = [(record.start_s, 1) for record in records] + [(record.end_s or 0.0, -1) for record in records]
-    running = most = 0
-    for _, change in sorted(moments):
-        running += change
-        most = max(most, running)
-    return most
 
 
 def test_every_get_names_its_version(mnt: Mounted, module_bucket: StandInBucket, key: str) -> None:

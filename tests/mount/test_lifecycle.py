@@ -162,15 +162,17 @@ def test_wrong_arguments(
     assert not filled.log()
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("what", "says", "background"),
     [
-        ("bucket", "not found"),
-        ("denied", "access denied"),
-        ("credentials", "credentials"),
-        ("endpoint", "cannot connect"),
-        ("cache", "cache"),
+        ("bucket", "not found", False),
+        ("bucket", "not found", True),
+        ("denied", "access denied", False),
+        ("credentials", "credentials", False),
+        ("credentials", "credentials", True),
+        ("endpoint", "cannot connect", False),
+        ("cache", "cache", False),
+        ("cache", "cache", True),
     ],
 )
 def test_what_cannot_work_is_not_mounted(

@@ -177,7 +177,7 @@ def test_lookups_go_on_while_a_directory_is_listed(mnt: Mounted, module_bucket: 
 @pytest.mark.slow
 def test_memory_of_a_key(bucket: StandInBucket, mount: Mount) -> None:
     """A key that is cached, and known to the kernel, costs the daemon at most 400 bytes."""
-    count = 300_000  # a million says the same, in minutes
+    count = 200_000
     bucket.synthesize("d/shard-of-a-data-set-", count, 1)
     mnt = mount(bucket, "--workers", "1", "--metadata-ttl", "indefinite")
     os.listdir(mnt.path)

@@ -43,7 +43,7 @@ def test_every_entry_comes_once(mnt: Mounted, count: int, kind: str) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 def test_ls_finds_the_dots_too(mnt: Mounted, count: int) -> None:
     """`ls -a` shows exactly one `.` and one `..`."""
-    command = ["ls", "-f", mnt / "long" / str(count)]
+    command = ["ls", "-f", os.fspath(mnt / "long" / str(count))]
     names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout.split()
     assert sorted(names)[:2] == [".", ".."]
     assert len(names) == len(set(names)) == count + 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -111,7 +110,7 @@ def test_a_denied_listing(bucket: StandInBucket, mount: Mount) -> None:
 
 
 @pytest.fixture
-def paid(bucket: StandInBucket) -> Iterator[StandInBucket]:
+def paid(bucket: StandInBucket) -> StandInBucket:
     bucket.put_ramp("d/x", MIB, 1)
     bucket.configure(faults=[{"require_header": "x-amz-request-payer:requester"}])
     return bucket

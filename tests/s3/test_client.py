@@ -140,6 +140,14 @@ def test_more_without_a_token_is_an_error(s3: S3Stub, client: Client) -> None:
     assert caught.value.kind is FailureKind.PROTOCOL
 
 
+def test_a_single_key_needs_no_token(s3: S3Stub, client: Client) -> None:
+    """Whether there is any key at all can be told by servers that give no token, too."""
+    s3.synthesize("cut/", 5, 1)
+    s3.configure(list_truncated_no_token=True)
+    objects, _, next_token = client.list_page("cut/", None, None, 1)
+    assert (len(objects), next_token) == (1, None)
+
+
 def test_head(s3: S3Stub, client: Client) -> None:
     """HEAD gives what a listing gives."""
     s3.put("head", b"12345")

@@ -16,6 +16,6 @@ from __future__ import annotations
 
 from tests.s3stub.bucket import ramp
 from tests.s3stub.handle import S3Stub
-from tests.s3stub.log import Record
+from tests.s3stub.log import Record, most_at_once
 
-__all__ = ["Record", "S3Stub", "ramp"]
+__all__ = ["Record", "S3Stub", "most_at_once", "ramp"]

@@ -59,6 +59,16 @@ class Record:
 _FIELDS = [field.name for field in fields(Record)]
 
 
+def most_at_once(records: list[Record]) -> int:
+    """How many requests were under way at the same time, at most."""
+    moments = [(record.start_s, 1) for record in records] + [(record.end_s or 0.0, -1) for record in records]
+    running = most = 0
+    for _, change in sorted(moments):
+        running += change
+        most = max(most, running)
+    return most
+
+
 class RequestLog:
     """All records since the last `clear`, and counters since the start."""
 
