@@ -117,7 +117,7 @@ lock:
 	@compile="$(BIN)/python -m uv pip compile --upgrade --universal --generate-hashes --python-version 3.11"
 	compile+=" --no-emit-index-url --no-emit-find-links --no-header --quiet"
 	$(BIN)/python -m pip install --quiet uv
-	$$compile --extra demo --group test --group lint pyproject.toml --output-file requirements.lock
+	$$compile --extra demo --extra plot --group test --group lint pyproject.toml --output-file requirements.lock
 	printf '%s\n' 'setuptools>=78.1.1' 'setuptools_scm>=8' Cython \
 	    | $$compile --constraint requirements.lock - --output-file requirements-build.lock
 

@@ -21,7 +21,7 @@ FLOORS = [
     ["cli"],
     ["daemon"],
     ["control", "plans", "resolution", "fuse.adapter", "fuse.kernel"],
-    ["catalog", "engine"],
+    ["catalog", "engine", "simulation"],
     ["s3.pool", "store"],
     ["s3", "plan_file"],
     ["core"],

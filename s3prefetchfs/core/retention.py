@@ -26,9 +26,9 @@ the dataset, at most."""
 
 RESERVE_SHARE = 20
 RESERVE_MIN_SHARE, RESERVE_MAX_SHARE = 100, 4
-"""What is never kept for later, for fetches to land in: a twentieth of what an epoch has to fetch at least, so that it costs a
-twentieth more bytes at most, whatever the size of the cache; but between a hundredth and a quarter of the cache. It
-takes up the latency and the jitter of S3: without it, the pipe idles for want of space."""
+"""What is never kept for later, for fetches to land in: a twentieth of what an epoch has to fetch at least, so that it
+costs a twentieth more bytes at most, whatever the size of the cache; but between a hundredth and a quarter of the
+cache. It takes up the latency and the jitter of S3: without it, the pipe idles for want of space."""
 
 
 def reserve_bytes(capacity_bytes: int, epoch_bytes: int) -> int:

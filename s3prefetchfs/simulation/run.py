@@ -8,10 +8,11 @@ B, and a consumer of rate R, it is at most B / (m R), which is also how the advi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from s3prefetchfs.core.plan import Epoch, Plan
+from s3prefetchfs.core.plan import Plan
+from s3prefetchfs.core.plan_order import Entry, entries
 from s3prefetchfs.core.retention import Retention, reserve_bytes
 from s3prefetchfs.simulation.network import FIRST_BYTE_S, Network
 from s3prefetchfs.simulation.world import World
@@ -89,12 +90,10 @@ def simulate(
     fetched_bytes = 0
     for number, epoch in enumerate(plan.epochs):
         began_s, waited_s = world.now, world.waited_s
-        world.train(
-            list(_entries(epoch)), interleave=plan.interleave, bytes_per_s=rate_bytes_per_s, progress=progress
-        )
+        world.train(entries(epoch), interleave=plan.interleave, bytes_per_s=rate_bytes_per_s, progress=progress)
         costs.append(
             EpochCost(
-                sum(_length(entry, sizes) for entry in _entries(epoch)),
+                sum(_length(entry, sizes) for entry in entries(epoch)),
                 world.fetched_bytes - fetched_bytes,
                 least_bytes[number],
                 lru_bytes[number],
@@ -109,13 +108,13 @@ def simulate(
 def least_fetched(plan: Plan, sizes: Sequence[int], capacity_bytes: int) -> list[int]:
     """Bytes that each epoch must fetch at least, with a cache that keeps the best there is to keep."""
     retention = Retention(capacity_bytes, max(len(epoch.files) for epoch in plan.epochs))
-    last: dict[tuple[int, int, int], int] = {}
+    last: dict[Entry, int] = {}
     position = 0
     fetched = []
     for epoch in plan.epochs:
         missed_bytes = 0
         retention.forget_before(min(last.values(), default=0))
-        for entry in _entries(epoch):
+        for entry in entries(epoch):
             length = _length(entry, sizes)
             missed_bytes += length - retention.append(position, length, last.get(entry))
             last[entry] = position
@@ -126,12 +125,12 @@ def least_fetched(plan: Plan, sizes: Sequence[int], capacity_bytes: int) -> list
 
 def lru_fetched(plan: Plan, sizes: Sequence[int], capacity_bytes: int) -> list[int]:
     """Bytes that each epoch fetches with a cache that gives up what was read least recently."""
-    cache: OrderedDict[tuple[int, int, int], int] = OrderedDict()
+    cache: OrderedDict[Entry, int] = OrderedDict()
     used_bytes = 0
     fetched = []
     for epoch in plan.epochs:
         missed_bytes = 0
-        for entry in _entries(epoch):
+        for entry in entries(epoch):
             if entry in cache:
                 cache.move_to_end(entry)
                 continue
@@ -151,7 +150,7 @@ def advise(
     plan: Plan, sizes: Sequence[int], capacity_bytes: int, bandwidth_bytes_per_s: float, rate_bytes_per_s: float
 ) -> Advice:
     """What bandwidth, or what cache, a plan needs. Arguments as for `simulate`."""
-    read = [sum(_length(entry, sizes) for entry in _entries(epoch)) for epoch in plan.epochs]
+    read = [sum(_length(entry, sizes) for entry in entries(epoch)) for epoch in plan.epochs]
 
     def missed_share(cache_bytes: int, epochs: slice) -> float:
         """Of an epoch's bytes, the worst of these epochs, with the room left that fetches land in."""
@@ -177,14 +176,7 @@ def advise(
     )
 
 
-def _entries(epoch: Epoch) -> Iterator[tuple[int, int, int]]:
-    """File number, offset and length of each; a length of 0 is all from the offset on."""
-    if epoch.ranges is None:
-        return ((number, 0, 0) for number in epoch.files)
-    return zip(epoch.files, epoch.ranges[::2], epoch.ranges[1::2], strict=True)
-
-
-def _length(entry: tuple[int, int, int], sizes: Sequence[int]) -> int:
+def _length(entry: Entry, sizes: Sequence[int]) -> int:
     number, offset, length = entry
     rest_bytes = max(0, sizes[number] - offset)
     return min(length, rest_bytes) if length else rest_bytes

@@ -1,19 +1,20 @@
 """The scheduler at work in simulated time: with a cache disk, a network and readers that are models.
 
-What decides is the real scheduler: it hears the events that a daemon would tell it and cannot know the difference. Files are
-numbered from 0; the file id in plans is the number plus one. A file that is complete when it is opened is read past
-the scheduler, as the kernel does it in passthrough.
+What decides is the real scheduler: it hears the events that a daemon would tell it and cannot know the difference.
+Files are numbered from 0; the file id in plans is the number plus one. A file that is complete when it is opened is
+read past the scheduler, as the kernel does it in passthrough.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.plan import Plan
+from s3prefetchfs.core.plan_order import Entry
 from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.simulation.network import Network
 
@@ -106,16 +107,16 @@ class World:
 
     def train(
         self,
-        entries: Sequence[tuple[int, int, int]],
+        entries: Iterable[Entry],
         *,
         interleave: int,
         bytes_per_s: float,
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Read (file, offset, length) as an interleaving reader does: a piece of each open file in turn.
+        """Read as an interleaving reader does: a piece of each open file in turn.
 
         Args:
-            entries: in the order of their opens; a length of 0 is all from the offset on.
+            entries: in the order of their opens.
             bytes_per_s: what the readers consume while they do not wait.
             progress: called with the bytes of each piece.
         """

@@ -6,7 +6,7 @@ import click
 
 from s3prefetchfs.cli.manual import VerbGroup
 
-VERBS = ("make", "check", "show", "record", "submit", "list", "cancel")
+VERBS = ("make", "check", "show", "simulate", "record", "submit", "list", "cancel")
 """In the order of the help. Each is a module of this package that holds a command of the same name."""
 
 
