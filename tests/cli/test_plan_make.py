@@ -1,4 +1,4 @@
-"""`s3prefetchfs plan make`, `check`, `show` and `record` without a mount; with one: `tests/mount/test_plan_making.py`."""
+"""`s3prefetchfs plan make`, `check`, `show`, `record` without a mount; with one: `tests/mount/test_plan_making.py`."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_the_order_of_list_files(filled: StandInBucket, mnt: Mounted) -> None:
 
 
 def test_a_mount_and_its_bucket_give_the_same(filled: StandInBucket, mnt: Mounted) -> None:
-    """Paths relative to the mountpoint, or s3://; with --manifest of both sizes and ETags, so that reading asks no List."""
+    """Paths relative to the mountpoint, or s3://; with --manifest, both have sizes and ETags."""
     endpoint = ("--endpoint-url", filled.server.endpoint_url)
     base = f"s3://{filled.name}/data/"
     for source, count in (("**", SHARDS + 2), ("train/*.tfrecord", SHARDS), ("train/*", SHARDS), ("o*1]*", 1)):
