@@ -106,6 +106,10 @@ def test_commands_are_taken(words: list[str]) -> None:
     verb, *arguments = words
     command = main.get_command(click.Context(main), verb)
     assert command is not None, f"no such verb: {verb}"
+    if isinstance(command, click.Group):  # `plan VERB`
+        verb, *arguments = arguments
+        command = command.get_command(click.Context(command), verb)
+        assert command is not None, f"no such verb: {verb}"
     parameters = command.make_context(verb, arguments).params
     if verb == "mount" and parameters["config"] is None:
         given = {"bucket": parameters["bucket"], "mountpoint": parameters["mountpoint"]}

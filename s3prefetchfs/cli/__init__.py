@@ -57,6 +57,7 @@ def main() -> None:
     \b
     s3prefetchfs mount my-bucket/train /mnt/train     mount, and leave a daemon behind
     s3prefetchfs status /mnt/train                    how it is doing
+    s3prefetchfs plan make '/mnt/train/*' -o p.json   write down what will be read
     s3prefetchfs plan submit /mnt/train epochs.json   say what will be read, in which order
     s3prefetchfs umount /mnt/train                    unmount, and wait for the daemon to end
     s3prefetchfs demo                                 try it all on this machine

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import s3prefetchfs
 from s3prefetchfs.cli import main
+from s3prefetchfs.cli.plan import VERBS as PLAN_VERBS
 from s3prefetchfs.config import OPTIONS
 
 
@@ -40,10 +41,10 @@ def test_the_manual_of_mount() -> None:
             assert f"[default: {option.default}]" in words
 
 
-@pytest.mark.parametrize("verb", ["mount", "umount", "status"])
+@pytest.mark.parametrize("verb", ["mount", "umount", "status", *(f"plan {verb}" for verb in PLAN_VERBS)])
 def test_manuals_fit_a_terminal(verb: str) -> None:
     """No line of a manual is longer than 88 columns, and each tells its exit codes."""
-    text = help_of(verb)
+    text = help_of(*verb.split())
     assert max(map(len, text.splitlines())) <= 88
     assert "Exit status:\n  0  done\n" in text
     assert text.endswith("\n")

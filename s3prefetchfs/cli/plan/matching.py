@@ -226,6 +226,7 @@ def _in_bucket(source: str, store: Mapping[str, Any], wants_sizes: bool, wants_e
     while (name := pattern.only_name(place)) is not None:
         base, place = f"{base}{name}/", pattern.below(place, name)
     literal = re.split(r"[*?\[]", key, maxsplit=1)[0]
-    for found in lister.objects(max(base, literal, key=len), is_deep="/" in key[len(base) :]):
+    rest = key.removeprefix(base)
+    for found in lister.objects(max(base, literal, key=len), is_deep="/" in rest or rest == "**"):
         if pattern.matches(found[0]):
             yield file(found)

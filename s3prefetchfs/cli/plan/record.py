@@ -69,7 +69,5 @@ def _recorded(mountpoint: str) -> Plan:
     if not recording["files"]:
         raise UserError(f"nothing was opened on {mountpoint} yet", "run the job first, on this mount, and record then")
     if recording["truncated"]:
-        click.echo(
-            f"s3prefetchfs: the recording of {mountpoint} stops at its limit; later opens are not in it", err=True
-        )
+        click.echo(f"s3prefetchfs: the recording of {mountpoint} is at its limit: later opens are missing", err=True)
     return parse(content, "opens")
