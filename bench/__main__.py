@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import machine, report
-from bench.contenders import CONTENDERS, Readers, Site
+from bench.contender import Readers, Site
+from bench.contenders import CONTENDERS
+from bench.data import Data, write_tfrecords
 from bench.runner import Outcome, Runner
-from bench.scenarios import SCENARIOS, Data, write_tfrecords
+from bench.scenarios import SCENARIOS
 from tests.s3stub import S3Stub
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,9 +33,18 @@ LOG_COLUMNS = 140
 """Width of tables in a log, which does not say how wide it is."""
 
 
+GROUPS = list(dict.fromkeys(scenario.group for scenario in SCENARIOS.values()))
+
+
 @click.command()
 @click.option(
-    "--scenario", "scenarios", multiple=True, default=["all"], type=click.Choice(["all", *SCENARIOS]), help="What."
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    default=["all"],
+    metavar="NAME",
+    type=click.Choice(["all", *dict.fromkeys([*GROUPS, *SCENARIOS])]),
+    help="What; a name before the slash is all of these.",
 )
 @click.option(
     "--contender", "contenders", multiple=True, default=list(CONTENDERS), type=click.Choice(list(CONTENDERS)),
@@ -64,10 +75,10 @@ def main(
         for heading, named in (("scenarios", SCENARIOS), ("contenders", CONTENDERS)):
             console.print(f"[bold]{heading}[/]")
             for name, item in named.items():
-                console.print(f"  {name:16} {item.about}")
+                console.print(f"  {name:34} {item.about}")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    names = list(SCENARIOS) if "all" in scenarios else list(dict.fromkeys(scenarios))
+    names = [n for n, one in SCENARIOS.items() if {"all", n, one.group} & set(scenarios)]
     outcomes, documents = _measure(console, names, list(contenders), runs, workdir)
     if json_file:
         json_file.write_text(json.dumps(documents, indent=1) + "\n")
@@ -87,13 +98,14 @@ def _measure(
             console.print("[yellow]caches are not dropped between runs: that needs root[/]")
         if not machine.is_idle():
             console.print("[yellow]this machine is busy with something else: see the rest of the CPU time[/]")
-        local = workdir / "bucket"
+        served, local = workdir / "served", workdir / "local"
+        served.mkdir()
         local.mkdir()
         stub = until.enter_context(S3Stub(workdir))
         warm_up = workdir / "warm-up.tfrecord"
         write_tfrecords(warm_up, Random(0))
         site = Site(workdir, local, warm_up, stub.endpoint_url, stub.bucket, _environment())
-        data = Data(stub, local, until)
+        data = Data(stub, served, local, until)
         readers = Readers(site)
         until.callback(readers.close)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -107,8 +119,9 @@ def _measure(
             outcomes.append(outcome)
             documents.append(document)
             RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-            (RESULTS / f"{name}.md").write_text(report.markdown(outcome))
+            stem = name.replace("/", "-")
+            (RESULTS / f"{stem}.json").write_text(json.dumps(document) + "\n")
+            (RESULTS / f"{stem}.md").write_text(report.markdown(outcome))
     return outcomes, documents
 
 

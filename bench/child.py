@@ -33,14 +33,15 @@ class Child:
 
     Args:
         module: run with `python -m`. arguments: for it. environment: all of its variables.
+        python: the interpreter; this one if not given.
 
     Raises:
         BenchError: it did not get ready.
     """
 
-    def __init__(self, module: str, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, module: str, arguments: list[str], environment: dict[str, str], python: str = "") -> None:
         self._module = module
-        command = [sys.executable, "-m", module, *arguments]
+        command = [python or sys.executable, "-m", module, *arguments]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )

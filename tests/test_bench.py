@@ -11,8 +11,9 @@ import pytest
 
 from bench import report
 from bench.contenders import CONTENDERS
+from bench.data import RECORD_BYTES, RECORDS_PER_SHARD, write_tfrecords
 from bench.runner import Outcome
-from bench.scenarios import RECORD_BYTES, RECORDS_PER_SHARD, SCENARIOS, write_tfrecords
+from bench.scenarios import SCENARIOS
 from bench.summary import METRICS, TOGETHER, Spread, Target, order, percentile, ratios, spread_of
 
 ROUNDS = [
@@ -82,7 +83,7 @@ def test_scenarios_name_what_exists():
 def _outcome(ours_mb_per_s: float) -> Outcome:
     sample = {"gets": 31.0, "s3_mb": 256.0, "start_s": 0.5, **dict.fromkeys(TOGETHER["cpu_s_per_gb"], 1.25)}
     rounds = [
-        {"downloader": {**sample, "mb_per_s": 400.0}, "s3prefetchfs": {**sample, "mb_per_s": ours_mb_per_s + n}}
+        {"downloader": {**sample, "mb_per_s": 400.0}, "ours-no-plan": {**sample, "mb_per_s": ours_mb_per_s + n}}
         for n in range(3)
     ]
     return Outcome(SCENARIOS["cold-stream"], rounds, {"rclone": "not installed"})
@@ -91,10 +92,10 @@ def _outcome(ours_mb_per_s: float) -> Outcome:
 def test_markdown_has_medians_ratios_targets_and_absences():
     """One row per contender; below it what was aimed at and who is missing."""
     text = report.markdown(_outcome(379.0))
-    ours = next(line for line in text.splitlines() if line.startswith("| s3prefetchfs |"))
+    ours = next(line for line in text.splitlines() if line.startswith("| ours-no-plan |"))
     assert "| 380 (379-381) | 0.95 (0.95-0.95) |" in ours
     assert "| 1.25 + 1.25 + 1.25 + 1.25 |" in ours
-    assert "- target s3prefetchfs: MB/s >= 0.85 x downloader: 0.95: pass" in text
+    assert "- target ours-no-plan: MB/s >= 0.85 x downloader: 0.95: pass" in text
     assert "- absent rclone: not installed" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
@@ -106,14 +107,14 @@ def test_a_missed_target_is_said_and_counted():
     assert "0.50: FAIL" in report.markdown(outcome)
     document = json.loads(json.dumps(report.document(outcome, {"cpu": "two"})))
     assert [target["met"] for target in document["targets"]] == [False]
-    assert document["summary"]["s3prefetchfs"]["mb_per_s"] == [201.0, 200.0, 202.0]
+    assert document["summary"]["ours-no-plan"]["mb_per_s"] == [201.0, 200.0, 202.0]
     assert len(document["rounds"]) == 3
 
 
 def test_an_unmeasured_target_is_missed():
     """Leaving the reference out does not make a benchmark pass."""
     outcome = _outcome(400.0)
-    alone = dataclasses.replace(outcome, rounds=[{"s3prefetchfs": r["s3prefetchfs"]} for r in outcome.rounds])
+    alone = dataclasses.replace(outcome, rounds=[{"ours-no-plan": r["ours-no-plan"]} for r in outcome.rounds])
     assert alone.missed
     assert "not measured: FAIL" in report.markdown(alone)
 
