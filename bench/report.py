@@ -74,7 +74,7 @@ def terminal(outcome: Outcome) -> Table:
 def markdown(outcome: Outcome) -> str:
     """The same as Markdown."""
     headings, body = rows(outcome)
-    lines = [f"### {_title(outcome)}", "", outcome.scenario.about.capitalize() + ".", ""]
+    lines = [f"### {_title(outcome)}", "", f"{outcome.scenario.about[:1].upper()}{outcome.scenario.about[1:]}.", ""]
     lines += [_line(headings), _line(["---"] + ["--:"] * (len(headings) - 1)), *map(_line, body), ""]
     lines += [f"- {note}" for note in notes(outcome)]
     return "\n".join(lines) + "\n"

@@ -104,7 +104,7 @@ def test_a_missed_target_is_said_and_counted():
     """FAIL is in the table, in JSON and in what --check looks at."""
     outcome = _outcome(200.0)
     assert outcome.missed
-    assert "0.50: FAIL" in report.markdown(outcome)
+    assert "0.502: FAIL" in report.markdown(outcome)
     document = json.loads(json.dumps(report.document(outcome, {"cpu": "two"})))
     assert [target["met"] for target in document["targets"]] == [False]
     assert document["summary"]["ours-no-plan"]["mb_per_s"] == [201.0, 200.0, 202.0]

@@ -32,7 +32,8 @@ _SECTIONS = [
     (
         "Examples",
         """
-        s3prefetchfs plan simulate plan.json --cache-size 500GiB --bandwidth 1GB/s --rate 2GB/s
+        s3prefetchfs plan simulate plan.json --cache-size 500GiB --bandwidth 1GB/s \\
+            --rate 2GB/s
         s3prefetchfs plan simulate plan.txt --mount /mnt/train --cache-size 200GB \\
             --bandwidth 400MB/s --rate 250MB/s --lead 10s --plot plan.svg
         """,
@@ -40,11 +41,12 @@ _SECTIONS = [
     (
         "Model",
         """
-        What decides is the scheduler of the mount itself. The network gives each request its
-        first byte after a random time, lognormal with median --first-byte and sigma --spread
-        (S3 on a good day: 30ms and 0.6; loaded: 30ms and 1.15), then shares the bandwidth
-        between the requests, 90 MB/s each at most. The consumer reads as many files at once as the
-        plan's interleave says, a MiB of each in turn, and consumes at --rate while it does not wait.
+        What decides is the scheduler of the mount itself. The network gives each request
+        its first byte after a random time, lognormal with median --first-byte and sigma
+        --spread (S3 on a good day: 30ms and 0.6; loaded: 30ms and 1.15), then shares the
+        bandwidth between the requests, 90 MB/s each at most. The consumer reads as many
+        files at once as the plan's interleave says, a MiB of each in turn, and consumes
+        at --rate while it does not wait.
         """,
     ),
     (
@@ -52,7 +54,7 @@ _SECTIONS = [
         """
         read       what the consumer reads
         fetched    what comes from S3 for that, also ahead of it
-        least      the least that must come, if the whole cache keeps the best there is to keep
+        least      the least that must come, if all of the cache keeps what is best kept
         LRU        what would come if the cache kept what was read last
         stalled    how long the consumer waits
         busy       the share of the time in which it does not
