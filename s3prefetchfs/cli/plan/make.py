@@ -23,8 +23,8 @@ _SECTIONS = [
         "Examples",
         """
         Three epochs in name order, for a pipeline that opens 16 files at once:
-          s3prefetchfs plan make '/mnt/train/*.tfrecord' --epochs 3 --interleave 16 -o plan.json
-        What list_files(pattern, seed=7) yields, straight from the bucket, with sizes and ETags:
+          s3prefetchfs plan make '/mnt/train/*.tfrecord' --epochs 3 --interleave 16 -o p.json
+        What list_files(pattern, seed=7) yields, from the bucket, with sizes and ETags:
           s3prefetchfs plan make 's3://my-bucket/train/*.tfrecord' --tf-list-files --seed 7 \\
             --epochs 90 --manifest --endpoint-url http://minio:9000 -o plan.json
         The order of the sampler in loader.py, for rank 0 of 8:
