@@ -355,7 +355,8 @@ def test_names_do_not_command_the_terminal(mnt: Mounted, filled: StandInBucket, 
     (tmp_path / "odd").write_text(f"{PATHS[0]}\n{path}\n")
     said = run(filled, "plan", "submit", mnt.path, tmp_path / "odd").stderr
     listed = run(filled, "plan", "list", mnt.path).stdout
-    for text in (said, listed):
+    checked = run(filled, "plan", "check", tmp_path / "odd", "--against", mnt.path).stderr
+    for text in (said, listed, checked):
         assert "/\\x1bc" in text
         assert "\x1b" not in text
 
