@@ -218,6 +218,7 @@ class Catalog:
         asked_s = trio.current_time()
         found: list[ListedObject | None] = [None]
         below = [False]
+        denied_below: list[RequestError] = []
 
         async def probe_object(key: str) -> None:
             try:
@@ -234,6 +235,7 @@ class Catalog:
             except RequestError as error:
                 if error.kind is not FailureKind.DENIED:
                     raise
+                denied_below.append(error)
 
         try:
             key = key_bytes.decode()
@@ -251,6 +253,12 @@ class Catalog:
                     raise
         if error is not None:
             raise error
+        if denied_below and found[0] is not None:
+            # S3 lists in byte order, so the first key that begins with the name tells of those below it, too.
+            first, start_below = found[0][0], key_bytes + b"/"
+            if key_bytes < first < start_below:  # such as `a-b`, before what may be `a/x`
+                raise denied_below[0]
+            below[0] = first.startswith(start_below)
         return self._namespace.learn(parent_ino, name, found[0], below[0], asked_s)
 
     async def _head(self, key: str) -> ListedObject | None:

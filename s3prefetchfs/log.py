@@ -45,10 +45,10 @@ class fields:
 def _quoted(value: object) -> str:
     text = os.fsdecode(value) if isinstance(value, bytes) else str(value)
     plain = text.isprintable() and re.search(r'[\s"=]', text) is None
-    return text if text and plain else _escaped('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
+    return text if text and plain else printable('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
 
 
-def _escaped(text: str) -> str:
+def printable(text: str) -> str:
     """`text` without line ends, control characters or lone surrogates (bytes of a key that are not UTF-8)."""
     if text.isprintable():
         return text
@@ -63,7 +63,7 @@ class _Formatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        where = f"{record.name}: {_escaped(record.getMessage())}"
+        where = f"{record.name}: {printable(record.getMessage())}"
         if self._journal:
             prefix, line = f"<{_JOURNAL_PRIORITIES.get(record.levelno, 6)}>", where
         else:

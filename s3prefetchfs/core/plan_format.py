@@ -38,6 +38,7 @@ _RANGES = re.compile(
 )
 _NUMBERS = re.compile(rb"[0-9, \t\r\n]{1,%d}" % PIECE_BYTES)
 _GLOB = re.compile(r"[*?\[]")
+_JSON_LIST = re.compile(rb'\[[ \t\r\n]{0,99}["{]')
 
 
 class PlanError(ValueError):
@@ -57,6 +58,8 @@ def parse(content: bytes, name: str) -> Plan:
     start = _after_blanks(content, start)
     if content[start : start + 1] == b"{":
         return _Json(content, start, name).plan()
+    if _JSON_LIST.match(content, start) and content[-PIECE_BYTES:].rstrip().endswith(b"]"):
+        raise PlanError('this is a JSON list: write one path a line, or {"version": 1, "files": [...]} around the list')
     return _text(content, name)
 
 

@@ -64,6 +64,12 @@ def test_a_pattern_and_a_file_of_that_name() -> None:
     assert len(parse(b"a*\n\\a*\na*\n", "p").files) == 2
 
 
+def test_text_that_begins_with_a_bracket() -> None:
+    """A pattern may; only what is a list as a whole is taken for JSON."""
+    for content in (b"[ab]/x\n", b"[[]x]\n", b'["a]/x\n'):
+        assert parse(content, "p").files[0].is_pattern
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -72,6 +78,9 @@ def test_a_pattern_and_a_file_of_that_name() -> None:
         (b"a\nb\n\xe9t\xe9\n", "line 3: byte 1 is not UTF-8"),
         (b"a\n\\\n", "line 2: nothing follows the backslash"),
         (b"a\n" + b"x" * 20_000, "line 2: longer than"),
+        (b'["a", "b"]', "JSON list: write one path a line"),
+        (b'\n[\n "a",\n "b"\n]\n', "JSON list: write one path a line"),
+        (b'[{"path": "a", "size": 1}]\n', "JSON list: write one path a line"),
     ],
 )
 def test_broken_text(content: bytes, message: str) -> None:

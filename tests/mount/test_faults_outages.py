@@ -176,3 +176,30 @@ def test_credentials_that_stay_refused(bucket: StandInBucket, mount: Mount) -> N
     bucket.configure(require_access_key="")
     assert os.listdir(mounted / "d") == ["x"]
     assert read(mounted / "d/x") == ramp(0, SIZE)
+
+
+def test_listing_is_denied_somewhere(bucket: StandInBucket, mount: Mount) -> None:
+    """403 for a List: EACCES, never an empty directory or none; a file below it is still found, by HEAD."""
+    bucket.put_ramp("closed/x", SIZE, 1)
+    bucket.put_ramp("open/y", SIZE, 2)
+    mounted = mount(bucket, *TIMES)
+    bucket.configure(faults=[{"verb": "LIST", "key": "closed/*", "deny": True}])
+    assert errno_of(lambda: os.listdir(mounted / "closed")) == errno.EACCES
+    assert read(mounted / "closed/x") == ramp(0, SIZE, 1)
+    assert os.listdir(mounted / "open") == ["y"]
+
+
+def test_a_denied_listing_behind_another_name(bucket: StandInBucket, mount: Mount) -> None:
+    """Where List is denied below a name, a key that sorts before what may be there hides it: EACCES, not absence."""
+    for key in ("closed-off", "closed/x", "file", "file/hidden", "later0"):
+        bucket.put_ramp(key, 1000)
+    mounted = mount(bucket, *TIMES)
+    faults = [{"verb": "LIST", "key": f"{name}/*", "deny": True} for name in ("closed", "file", "later", "none")]
+    bucket.configure(faults=faults)
+    assert errno_of(lambda: os.stat(mounted / "closed")) == errno.EACCES
+    assert errno_of(lambda: os.stat(mounted / "file")) == 0
+    assert errno_of(lambda: os.stat(mounted / "later")) == errno.ENOENT
+    assert errno_of(lambda: os.stat(mounted / "none")) == errno.ENOENT
+    assert len(bucket.log("LIST")) <= 2 * 4 + 2
+    os.listdir(mounted.path)
+    assert read(mounted / "closed/x") == ramp(0, 1000)

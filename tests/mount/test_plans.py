@@ -349,6 +349,18 @@ def test_submit_refused(mnt: Mounted, filled: StandInBucket, tmp_path: Path) -> 
     assert in_force(mnt) == []
 
 
+@pytest.mark.parametrize("path", ["train/\x1bc", "/\x1bc"], ids=["warning", "refusal"])
+def test_names_do_not_command_the_terminal(mnt: Mounted, filled: StandInBucket, tmp_path: Path, path: str) -> None:
+    """Control characters in a path (here one that resets a terminal) are shown escaped."""
+    (tmp_path / "odd").write_text(f"{PATHS[0]}\n{path}\n")
+    said = run(filled, "plan", "submit", mnt.path, tmp_path / "odd").stderr
+    listed = run(filled, "plan", "list", mnt.path).stdout
+    checked = run(filled, "plan", "check", tmp_path / "odd", "--against", mnt.path).stderr
+    for text in (said, listed, checked):
+        assert "/\\x1bc" in text
+        assert "\x1b" not in text
+
+
 # ------------------------------------------------------------------------------------------- opens
 
 

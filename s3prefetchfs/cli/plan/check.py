@@ -18,6 +18,7 @@ from s3prefetchfs.core.plan_format import PlanError, relative_path
 from s3prefetchfs.core.plan_order import entries
 from s3prefetchfs.core.plan_pattern import PathPattern
 from s3prefetchfs.errors import UserError
+from s3prefetchfs.log import printable
 from s3prefetchfs.sources import parse_source
 
 PROBLEMS_MAX = 20
@@ -59,7 +60,7 @@ def check(file: str, against: str | None, as_json: bool, **store: Any) -> None:
     if as_json:
         click.echo(json.dumps({"file": file, "ok": not problems, "problems": problems}, indent=2))
     for problem in [] if as_json else problems[:PROBLEMS_MAX]:
-        click.echo(problem, err=True)
+        click.echo(printable(problem), err=True)
     if problems:
         if as_json:
             click.get_current_context().exit(1)

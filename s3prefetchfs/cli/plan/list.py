@@ -12,6 +12,7 @@ from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
 from s3prefetchfs.cli.plan.control import cannot, plans_directory, read_plan
 from s3prefetchfs.cli.plan.table import plan_table
 from s3prefetchfs.core.plan_name import is_scratch
+from s3prefetchfs.log import printable
 
 _SECTIONS = [
     ("Files", "The same is told by the files in MOUNTPOINT/.s3prefetchfs/plans/."),
@@ -41,7 +42,7 @@ def list_plans(mountpoint: str, as_json: bool) -> None:
     Console(highlight=False).print(plan_table(plans))
     for plan in plans:
         for text in filter(None, [plan["error"], *plan["warnings"]]):
-            click.echo(f"{plan['name']}: {text}")
+            click.echo(f"{plan['name']}: {printable(text)}")
 
 
 list = list_plans  # the name by which the group finds it

@@ -13,6 +13,7 @@ import click
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
 from s3prefetchfs.cli.plan.control import cannot, plans_directory, read_plan
 from s3prefetchfs.errors import UserError
+from s3prefetchfs.log import printable
 from s3prefetchfs.plan_file import read_plan_file
 
 _SECTIONS = [
@@ -61,9 +62,10 @@ def submit(mountpoint: str, file: Path, name: str | None, strict: bool, wait: bo
             )
         time.sleep(_POLL_S)
     if told["error"]:
-        raise UserError(f"the plan {file} is refused: {told['error']}", "see docs/plan.md, or give another file")
+        reason = printable(told["error"])
+        raise UserError(f"the plan {file} is refused: {reason}", "see docs/plan.md, or give another file")
     for warning in told["warnings"]:
-        click.echo(f"s3prefetchfs: plan {path.name}: {warning}", err=True)
+        click.echo(f"s3prefetchfs: plan {path.name}: {printable(warning)}", err=True)
     if strict and told["warnings"]:
         os.unlink(path)
         raise UserError(
