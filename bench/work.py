@@ -71,6 +71,12 @@ class Job:
         """Tell the contender the order of whole files, epoch by epoch; whether it listens."""
         return self._declare(tuple(Epoch(memoryview(array("I", order))) for order in epochs), interleave)
 
+    def declare_once(self, interleave: int) -> float:
+        """Tell the contender that each file is read once, in this order; the seconds that took."""
+        began_s = time.perf_counter()
+        self.declare([list(range(len(self.files)))], interleave)
+        return time.perf_counter() - began_s
+
     def declare_ranges(self, ranges: list[tuple[int, int, int]]) -> bool:
         """Tell the contender one epoch of (file, offset, length)."""
         numbers = memoryview(array("I", [number for number, _, _ in ranges]))
@@ -110,9 +116,7 @@ def epoch(job: Job) -> Sample:
 
 def planned_epoch(job: Job) -> Sample:
     """The same; the time begins when the plan is declared, right before the reader starts."""
-    began_s = time.perf_counter()
-    job.declare([list(range(len(job.files)))], interleave=16)
-    declaring_s = time.perf_counter() - began_s
+    declaring_s = job.declare_once(interleave=16)
     sample = _epoch(job)
     return {**sample, "seconds": sample["seconds"] + declaring_s}
 
@@ -188,9 +192,7 @@ def open_latency(job: Job) -> Sample:
 
 def many_files(job: Job) -> Sample:
     """Small files, whole, one after another in a declared order."""
-    began_s = time.perf_counter()
-    job.declare([list(range(len(job.files)))], interleave=1)
-    declaring_s = time.perf_counter() - began_s
+    declaring_s = job.declare_once(interleave=1)
     answer = job.mount.ask("whole", paths=job.mount.listed(job.files))
     seconds = answer["seconds"] + declaring_s
     return {"seconds": seconds, "files_per_s": len(job.files) / seconds}

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand, store_options
+from s3prefetchfs.cli.plan import orders
 from s3prefetchfs.cli.plan.matching import find_files
-from s3prefetchfs.cli.plan.orders import TF_EPOCHS, list_files_order, order_from, shuffled
 from s3prefetchfs.cli.plan.output import write_plan
 from s3prefetchfs.core.plan import Order
 from s3prefetchfs.core.plan_format import EPOCHS_MAX, INTERLEAVE_MAX
@@ -101,8 +101,8 @@ class _SegmentsType(click.ParamType["tuple[int, int]"]):
 @click.option("--tf-global-seed", metavar="G", type=int, help="With --tf-list-files: of tf.random.set_seed.")
 @click.option(
     "--tf-epochs",
-    type=click.Choice(TF_EPOCHS),
-    default=TF_EPOCHS[0],
+    type=click.Choice(orders.TF_EPOCHS),
+    default=orders.TF_EPOCHS[0],
     metavar="WAY",
     help="With --tf-list-files: reshuffled, fixed or anew, see below.  [default: reshuffled]",
 )
@@ -146,8 +146,7 @@ def make(
 
     It is given to a mount with `mount --plan` or `plan submit`.
     """
-    orders = [shuffle, tf_list_files, order_from is not None, order == Order.ANY.value]
-    if sum(orders) > 1:
+    if sum([shuffle, tf_list_files, order_from is not None, order == Order.ANY.value]) > 1:
         raise click.UsageError("give only one of --shuffle, --tf-list-files, --order-from and --order any")
     if tf_list_files and seed is None and tf_global_seed is None:
         raise click.UsageError("--tf-list-files needs the --seed of list_files, or --tf-global-seed: no seed, no order")
@@ -156,12 +155,12 @@ def make(
     files = find_files(sources, store, wants_sizes=segments is not None, wants_etags=manifest, relative_to=relative_to)
     arrange: Arrange | None = None
     if shuffle:
-        arrange = shuffled(seed or 0, is_same=same_order)
+        arrange = orders.shuffled(seed or 0, is_same=same_order)
     elif tf_list_files:
-        arrange = list_files_order(epochs, seed, tf_global_seed, tf_epochs)
+        arrange = orders.list_files_order(epochs, seed, tf_global_seed, tf_epochs)
     elif order_from is not None:
         index, count = shard if shard_first else (0, 1)
-        arrange = _order_from(order_from, [file.path for file in files[index::count]])
+        arrange = orders.order_from(order_from, [file.path for file in files[index::count]])
     pieces = None
     if segments is not None:
         chance = random.Random(f"{seed or 0}/segments")
@@ -181,6 +180,3 @@ def make(
     except ValueError as error:
         raise UserError(f"no plan is made: {error}", "choose fewer shards than there are files") from None
     write_plan(plan, output)
-
-
-_order_from = order_from
