@@ -93,6 +93,7 @@ class Piece:
             reading before.
         last_position: of its last entry in the window, read or not.
         kept_bytes: from the last reading to the next one. progress_bytes: of the present reading.
+        rank: number of the last ranking, see `Follower.rank`.
     """
 
     follower: Follower
@@ -106,6 +107,7 @@ class Piece:
     last_position: int | None = None
     kept_bytes: int = 0
     progress_bytes: int = 0
+    rank: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -200,9 +202,9 @@ class Follower:
         self._sums = array("q", [0])  # bytes of all entries before this one, from the window's start on
         self._read_bytes = 0  # of them, consumed
         self._active: list[tuple[float, int, int]] = []  # key, position, chunk: what to fetch, by deadline
-        self.surplus: list[tuple[int, int, Piece]] = []  # (-next position, tie, piece): not kept
+        self.surplus: list[tuple[int, int, Piece]] = []  # (-next position, rank, piece): not kept
         self.retained: list[tuple[int, int, Piece]] = []  # the same of what is kept, or staged
-        self._ties = 0
+        self._ranks = 0
         epoch_entries = max(len(epoch.files) for epoch in self.plan.epochs)
         self._retention = Retention(self._keep_bytes, epoch_entries)
         self._missed_shares: dict[int, float] = {}
@@ -286,22 +288,24 @@ class Follower:
         return made
 
     def rank(self, piece: Piece) -> None:
-        """Put a piece among those that can be given up, by its next use."""
+        """Put a piece among those that can be given up, by its next use; that it was there before counts no more."""
         position = self._next_position(piece)
-        self._ties += 1
+        self._ranks += 1
+        piece.rank = self._ranks
         kept = piece.staged or (piece.kept_bytes > 0 and piece.uses)
         if kept:
-            heapq.heappush(self.retained, (-position, self._ties, piece))
+            heapq.heappush(self.retained, (-position, piece.rank, piece))
         if not kept or (not piece.staged and piece.kept_bytes < piece.size_bytes):
-            heapq.heappush(self.surplus, (-position, self._ties, piece))
+            heapq.heappush(self.surplus, (-position, piece.rank, piece))
         for heap in (self.surplus, self.retained):
             if len(heap) > 4 * len(self._pieces) + 64:
                 heap[:] = [item for item in heap if self.is_current(item)]
                 heapq.heapify(heap)
 
-    def is_current(self, item: tuple[int, int, Piece]) -> bool:
-        """Whether an item of `surplus` or `retained` still says when its piece is used next."""
-        return -item[0] == self._next_position(item[2])
+    @staticmethod
+    def is_current(item: tuple[int, int, Piece]) -> bool:
+        """Whether an item of `surplus` or `retained` is of the last ranking of its piece."""
+        return item[1] == item[2].rank
 
     def _next_position(self, piece: Piece) -> int:
         """Where it is read next; beyond the end of the plan if it is not."""

@@ -153,7 +153,8 @@ class Foresight:
                 continue
             if follower not in by_range:
                 by_range.append(follower)
-            if piece.start < stop and start < piece.stop and (piece.opened or piece.start <= start):
+            # A new run may begin before the range does: the kernel reads whole pages, and around a fault of mmap.
+            if piece.start < stop and start < piece.stop and (piece.opened or new_run or piece.start <= start):
                 if not piece.opened and not follower.opened(piece, now):
                     continue
                 in_place.append(follower)
@@ -173,13 +174,13 @@ class Foresight:
             if not (piece.whole and was_read and piece.follower.finish(piece)):
                 piece.follower.rank(piece)
 
-    def landed(self, found: CachedObject) -> None:
-        """A fetch of the object has ended: what of it no plan wants any more can go."""
+    def landed(self, found: CachedObject, first: int, last: int) -> None:
+        """A fetch of the object's chunks `[first, last)` has ended: what of them no plan wants any more can go."""
         file = self._files.get(found.file_id)
         if file is None:
             return
         for piece in file.pieces:
-            if not piece.staged:
+            if not piece.staged and piece.first < last and first < piece.last:
                 piece.follower.rank(piece)
 
     def _judge(self, followers: Sequence[Follower], in_place: bool, file: PlannedObject, offset: int) -> None:

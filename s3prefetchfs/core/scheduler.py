@@ -432,7 +432,7 @@ class Scheduler:
             self._wake(fetch.reader, fetch_id=event.fetch_id)
         fetch.found.fetches -= 1
         if fetch.found.planned:
-            self._foresight.landed(fetch.found)
+            self._foresight.landed(fetch.found, fetch.first, fetch.last)
         self._settle(fetch.found)
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:

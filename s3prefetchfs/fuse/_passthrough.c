@@ -18,6 +18,7 @@
 #include <fuse3/fuse_lowlevel.h>
 #include <stdint.h>
 
+#define OPEN_NOFLUSH (1u << 5)     /* FOPEN_NOFLUSH, Linux 5.16: close() does not ask, there is nothing to write */
 #define OPEN_PASSTHROUGH (1u << 7) /* FOPEN_PASSTHROUGH, Linux 6.9 */
 
 struct open_out {
@@ -45,7 +46,7 @@ int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *fi)
     static reply_open *libfuse;
 
     if (passed_id > 0 && passed_fh == fi->fh) {
-        struct open_out out = {fi->fh, OPEN_PASSTHROUGH, passed_id};
+        struct open_out out = {fi->fh, OPEN_PASSTHROUGH | OPEN_NOFLUSH, passed_id};
         passed_id = 0;
         return fuse_reply_buf(req, (const char *)&out, sizeof out);
     }
