@@ -35,11 +35,11 @@ PLAIN_BYTES = 8 << 20
 RAW_FILES = 4
 RAW_BYTES = 384 << 20
 
-RESNET = (32, 146, 114_660)
-COSMOFLOW = (256, 1, 2_828_486)
+RESNET = (128, 146, 114_660)
+COSMOFLOW = (512, 1, 2_828_486)
 """Files, records of each, and bytes of a record: the workloads of MLPerf Storage, with fewer and shorter files."""
 
-UNET_FILES = 32
+UNET_FILES = 128
 UNET_BYTES = (14_700_000, 6_800_000)
 """Mean and deviation: a tenth of unet3d's."""
 

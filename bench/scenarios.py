@@ -154,7 +154,7 @@ def _planned_epochs() -> Iterator[Scenario]:
 
 
 def _utilisation() -> Iterator[Scenario]:
-    resnet = work.Trainer(TRAINER_RATE, 4, False, batch=8, record_bytes=RESNET[2])
+    resnet = work.Trainer(TRAINER_RATE, 4, False, batch=32, record_bytes=RESNET[2])
     cosmoflow = work.Trainer(TRAINER_RATE, 4, True, batch=1, record_bytes=COSMOFLOW[2])
     unet = work.Trainer(TRAINER_RATE, 4, True)
     usual = {"latency_ms": FIRST_BYTE_MS, "rate_per_connection": RATE_PER_CONNECTION}

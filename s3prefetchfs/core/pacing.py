@@ -10,16 +10,24 @@ together does not return together. Chance comes in as an argument: the core has 
 from __future__ import annotations
 
 import math
+from collections import deque
 
 BACKOFF_BASE_S = 0.1
 BACKOFF_CAP_S = 5.0
 """A 30 s storm is then probed at least every 5 s, and is over for us at most 5 s after it is over."""
 
 LATENCY_WEIGHT = 0.1
+"""How fast the estimate follows: over some ten GETs."""
+
 BANDWIDTH_INTERVAL_S = 0.5
-BANDWIDTH_FADING = 0.98
-"""How fast the estimates follow: latency over some ten GETs; bandwidth at once upwards, by
-half within 17 s downwards."""
+BANDWIDTH_INTERVALS = 6
+"""The bandwidth is the best of the last intervals in which nothing but the pipe held up the requests; others only tell
+of it if they were better (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 2016)."""
+
+AMPLE_S = 0.25
+FULL_SHARE = 0.25
+"""Requests for more bytes than the pipe carries in this time do not make it any fuller, they only make each other late:
+whoever comes last, even if he is due first, waits for all others. With a quarter of that on its way the pipe is full."""
 
 BURST_S = 0.25
 """The bandwidth cap is kept over any stretch longer than this."""
@@ -47,24 +55,35 @@ class Pipe:
     def __init__(self) -> None:
         self.latency_s: float | None = None
         self.bytes_per_s: float | None = None
+        self._intervals: deque[float] = deque(maxlen=BANDWIDTH_INTERVALS)
         self._began_s = float("-inf")
         self._bytes = 0
+        self._was_full = True
 
     def answered(self, latency_s: float) -> None:
         """The first chunk of a GET has landed."""
         mean_s = self.latency_s
         self.latency_s = latency_s if mean_s is None else mean_s + LATENCY_WEIGHT * (latency_s - mean_s)
 
-    def landed(self, count_bytes: int, now: float) -> None:
-        """Bytes have come in. The bandwidth is what the best intervals of late have shown: others were idle in part."""
+    def landed(self, count_bytes: int, coming_bytes: int, now: float) -> None:
+        """Bytes have come in, and so many are still on their way."""
+        full = coming_bytes >= self.ample_bytes * FULL_SHARE
         elapsed_s = now - self._began_s
-        if elapsed_s > 2 * BANDWIDTH_INTERVAL_S:  # it was idle
-            self._began_s, self._bytes = now, 0
-            return
-        self._bytes += count_bytes
-        if elapsed_s >= BANDWIDTH_INTERVAL_S:
-            self.bytes_per_s = max(self._bytes / elapsed_s, BANDWIDTH_FADING * (self.bytes_per_s or 0.0))
-            self._began_s, self._bytes = now, 0
+        if elapsed_s <= 2 * BANDWIDTH_INTERVAL_S:
+            self._bytes += count_bytes
+            self._was_full &= full
+            if elapsed_s < BANDWIDTH_INTERVAL_S:
+                return
+            rate = self._bytes / elapsed_s
+            if self._was_full or rate > (self.bytes_per_s or 0.0):
+                self._intervals.append(rate)
+                self.bytes_per_s = max(self._intervals)
+        self._began_s, self._bytes, self._was_full = now, 0, full
+
+    @property
+    def ample_bytes(self) -> float:
+        """What may be on its way when something is asked for that nobody waits for."""
+        return math.inf if self.bytes_per_s is None else self.bytes_per_s * AMPLE_S
 
 
 class Pacing:

@@ -410,11 +410,11 @@ class Scheduler:
         if first != fetch.reached or last > fetch.last:
             raise ValueError(f"fetch of chunks {fetch.reached}-{fetch.last} landed {first}-{last}")
         self._disk.land(fetch.found, first, last)
-        self._pipe.landed(event.stop - event.start, now)
         if fetch.issued_s is not None:
             self._pipe.answered(now - fetch.issued_s)
             fetch.issued_s = None
         fetch.reached = last
+        self._pipe.landed(event.stop - event.start, self._coming_bytes(), now)
         fetch.attempts = 0
         fetch.first_failed_at = None
         for read in self._waiting_on(fetch.found, first, last):
@@ -532,8 +532,9 @@ class Scheduler:
             if not self._prefetch(handle_id, handle, now):
                 del self._ahead[handle_id]
         if self._foresight:
-            while not self._plans_held_up and self._may_issue(limit, now) and self._prefetch_planned(now):
-                pass
+            while not self._plans_held_up and self._may_issue(limit, now) and not self._is_ample():
+                if not self._prefetch_planned(now):
+                    return
 
     def _may_issue(self, limit: int, now: float) -> bool:
         return len(self._in_flight) < limit and self._pacing.wait_s(now) == 0
@@ -657,6 +658,13 @@ class Scheduler:
         self._fetch(found, first, last, now, ahead=True)
         return True
 
+    def _coming_bytes(self) -> int:
+        return sum((fetch.last - fetch.reached) * CHUNK_BYTES for fetch in self._in_flight.values())
+
+    def _is_ample(self) -> bool:
+        """Whether enough is on its way to keep the pipe full for a while."""
+        return self._coming_bytes() >= self._pipe.ample_bytes
+
     def _is_late(self, follower: Follower, wish: Wish, need_bytes: int) -> bool:
         """Whether readers would have to wait for the wish even if it were issued now, and evicting can help.
 
@@ -666,9 +674,7 @@ class Scheduler:
         latency_s, bytes_per_s, rate = self._pipe.latency_s, self._pipe.bytes_per_s, follower.rate
         if latency_s is None or bytes_per_s is None or rate is None:
             return False
-        coming_bytes = need_bytes + sum(
-            (fetch.last - fetch.reached) * CHUNK_BYTES for fetch in self._in_flight.values()
-        )
+        coming_bytes = need_bytes + self._coming_bytes()
         ready_s = latency_s + coming_bytes / bytes_per_s
         follower.stall_s = max(0.0, ready_s - follower.ahead_bytes(wish.key) / rate)
         return follower.stall_s > 0 and follower.missed_share() * rate < PIPE_BOUND_SHARE * bytes_per_s

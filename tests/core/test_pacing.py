@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3prefetchfs.core.pacing import BACKOFF_CAP_S, BURST_S, Pacing, backoff_s
+from s3prefetchfs.core.pacing import AMPLE_S, BACKOFF_CAP_S, BURST_S, Pacing, Pipe, backoff_s
 
 MB = 1_000_000
 
@@ -110,3 +112,38 @@ def test_the_cap_is_kept_over_time(requests: list[tuple[int, float]]) -> None:
         for last in range(index, len(asked)):
             stretch_bytes = sum(count_bytes for _, count_bytes in asked[index:last])
             assert stretch_bytes <= rate * (asked[last][0] - began_s + BURST_S) + 1
+
+
+def _carry(pipe: Pipe, bytes_per_s: float, coming_bytes: int, begin_s: float, seconds: float) -> float:
+    """Let bytes come in, a tenth of a second's worth at a time; returns when it ended."""
+    for tick in range(round(10 * seconds)):
+        pipe.landed(round(bytes_per_s / 10), coming_bytes, begin_s + tick / 10)
+    return begin_s + seconds
+
+
+def test_the_bandwidth_follows_a_full_pipe_down() -> None:
+    """When the pipe is full and yet brings less, there is less, after the best of the last intervals is forgotten."""
+    pipe = Pipe()
+    now = _carry(pipe, 100e6, 1 << 30, 0.0, 5.0)
+    assert pipe.bytes_per_s == pytest.approx(100e6, rel=0.25)
+    _carry(pipe, 40e6, 1 << 30, now, 5.0)
+    assert pipe.bytes_per_s == pytest.approx(40e6, rel=0.25)
+
+
+def test_a_pipe_that_nobody_fills_is_not_taken_to_be_narrow() -> None:
+    """Little comes in because little was asked for; but if it is more than was known, it counts."""
+    pipe = Pipe()
+    now = _carry(pipe, 100e6, 1 << 30, 0.0, 5.0)
+    known = pipe.bytes_per_s
+    now = _carry(pipe, 1e6, 1 << 20, now, 60.0)
+    assert pipe.bytes_per_s == known
+    _carry(pipe, 200e6, 1 << 20, now, 5.0)
+    assert pipe.bytes_per_s == pytest.approx(200e6, rel=0.25)
+
+
+def test_an_unknown_pipe_takes_anything() -> None:
+    """Until it is known what it carries, only the number of connections limits what is asked for."""
+    pipe = Pipe()
+    assert pipe.ample_bytes == math.inf
+    _carry(pipe, 100e6, 1 << 30, 0.0, 5.0)
+    assert pipe.ample_bytes == pytest.approx(100e6 * AMPLE_S, rel=0.25)
