@@ -180,7 +180,8 @@ class Engine:
         stop = min(stop, version.size_bytes, start + READ_MAX_BYTES)
         if start >= stop:
             return b""
-        if self._scheduler.is_complete(handle_id) and self._store.read_now(object_id, start, stop, self._buffer):
+        unseen = self._scheduler.is_complete(handle_id) and not self.read_by_plan(version)
+        if unseen and self._store.read_now(object_id, start, stop, self._buffer):
             self._metrics.bytes_served += stop - start
             return self._buffer[: stop - start]
         for bypass in (False, True):

@@ -9,10 +9,11 @@ takes time, so some space is kept free ahead of need; and space counts as free o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 
 from s3prefetchfs.core.events import Evict, Instruction, Release
+from s3prefetchfs.core.extent import CHUNK_BYTES
 from s3prefetchfs.core.follower import Piece
 from s3prefetchfs.core.foresight import Foresight
 from s3prefetchfs.core.residency import RESIDENT, UNVERIFIED, CachedObject, Residency
@@ -57,7 +58,8 @@ class Evictor:
         capacity_bytes: what may be there, in flight included.
         foresight: what plans say.
         opened: the objects that are open.
-        protected: the chunk ranges of an object that are being read or about to be, or that plans want to stay.
+        protected: of an object and a range of its chunks, those that are being read or about to be, or that plans want
+            to stay, all but one piece of a plan.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Evictor:
         capacity_bytes: int,
         foresight: Foresight,
         opened: Callable[[], Iterable[CachedObject]],
-        protected: Callable[[CachedObject], Iterable[tuple[int, int]]],
+        protected: Callable[[CachedObject, tuple[int, int], Piece | None], Iterable[tuple[int, int]]],
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.evictions = 0
@@ -92,13 +94,13 @@ class Evictor:
         if excess_bytes() + self._reserve_bytes > 0:
             keep_bytes = self._foresight.unplanned_bytes if planned else 0
             self._evict_idle(excess_bytes() + self._reserve_bytes, keep_bytes, out)
-            self._give_up(self._foresight.surplus(), lambda: excess_bytes() + self._reserve_bytes, out)
+            self._release_surplus(lambda: excess_bytes() + self._reserve_bytes, out)
         if self._disk.used_bytes + need_bytes <= limit_bytes:
             return Room.NOW
         if excess_bytes() > 0:
             self._release_consumed(excess_bytes(), out)
         if excess_bytes() > 0 and claim > Claim.AHEAD and (planned or self._has_share(need_bytes)):
-            self._give_up(self._foresight.retained(staged=claim is Claim.READER), excess_bytes, out)
+            self._give_up(claim is Claim.READER, excess_bytes(), out)
         return Room.SOON if excess_bytes() <= 0 else Room.NONE
 
     def evict(self, found: CachedObject, out: list[Instruction]) -> None:
@@ -129,23 +131,34 @@ class Evictor:
         """Whether what no plan speaks of takes less than it is entitled to."""
         return self._disk.unplanned_bytes + need_bytes <= self._foresight.unplanned_bytes
 
-    def _give_up(self, pieces: Iterator[Piece], goal_bytes: Callable[[], int], out: list[Instruction]) -> None:
-        """Take from pieces what need not stay, until enough will come of it."""
+    def _release_surplus(self, goal_bytes: Callable[[], int], out: list[Instruction]) -> None:
+        """Release what plans do not keep, until enough will come of it."""
         if goal_bytes() <= 0:
             return
-        for piece in pieces:
+        for piece in self._foresight.surplus():
             found = piece.file.found
             assert found is not None
             runs = self._consumed_runs(found, piece.first, piece.last)
-            if not runs:
-                continue
-            if found.idle and sum(found.disk_bytes(*run) for run in runs) == found.occupied_bytes:
+            if runs and found.idle and sum(found.disk_bytes(*run) for run in runs) == found.occupied_bytes:
                 self.evict(found, out)
             else:
                 for first, last in runs:
                     self._release(found, first, last, out)
             if goal_bytes() <= 0:
                 return
+
+    def _give_up(self, staged: bool, goal_bytes: int, out: list[Instruction]) -> None:
+        """Release what plans keep, from the end of what is used last, until enough will come of it."""
+        for piece in self._foresight.retained(staged):
+            found = piece.file.found
+            assert found is not None
+            for first, last in reversed(self._consumed_runs(found, piece.first, piece.last, piece)):
+                first = max(first, last - max(RELEASE_MIN_BYTES, goal_bytes) // CHUNK_BYTES)
+                goal_bytes -= found.disk_bytes(first, last)
+                self._release(found, first, last, out)
+                piece.follower.give_up(piece, first)
+                if goal_bytes <= 0:
+                    return
 
     def _release_consumed(self, goal_bytes: int, out: list[Instruction]) -> None:
         """Release consumed chunks of open objects."""
@@ -167,18 +180,20 @@ class Evictor:
         self._disk.settle(found)
         out.append(Release(found.object_id, first, last))
 
-    def _consumed_runs(self, found: CachedObject, begin: int, end: int) -> list[tuple[int, int]]:
+    def _consumed_runs(
+        self, found: CachedObject, begin: int, end: int, giving_up: Piece | None = None
+    ) -> list[tuple[int, int]]:
         """The runs of resident chunks in `[begin, end)` that nobody is near and no plan wants to stay."""
         if found.passed_through:
             return []
-        chunks = found.chunks.replace(bytes((UNVERIFIED,)), bytes((RESIDENT,)))
-        for first, last in self._protected(found):
-            first, last = max(first, 0), min(last, len(chunks))
-            chunks[first:last] = bytes(max(0, last - first))
+        chunks = found.chunks[begin:end].replace(bytes((UNVERIFIED,)), bytes((RESIDENT,)))
+        for first, last in self._protected(found, (begin, end), giving_up):
+            first, last = max(first, begin) - begin, min(last, end) - begin
+            if first < last:
+                chunks[first:last] = bytes(last - first)
         runs: list[tuple[int, int]] = []
-        at = begin
-        while (first := chunks.find(RESIDENT, at, end)) >= 0:
-            rest = chunks[first:end]
-            at = end - len(rest.lstrip(bytes((RESIDENT,))))
-            runs.append((first, at))
+        at = 0
+        while (first := chunks.find(RESIDENT, at)) >= 0:
+            at = len(chunks) - len(chunks[first:].lstrip(bytes((RESIDENT,))))
+            runs.append((begin + first, begin + at))
         return runs

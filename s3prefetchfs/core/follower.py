@@ -12,8 +12,8 @@ files ahead of the K that it reads and reads their first bytes, so heads are due
 not looked at yet; pieces between the low-water mark and `scan` are *staged*: fetched, or about to be, and staying.
 
 *Following*: an entry is opened when its file is, and finished when that is closed or its range was read to the end
-(an open alone is no consumption, for tf.data opens ahead). Readers may be out of order within some 3K entries. What is
-left behind by more than that was skipped. An open further off counts as a deviation; when three in a row agree
+(an open alone is no consumption, for tf.data opens ahead). Readers may leave out some 3K entries and come back. What
+is left behind by more than that was skipped. An open further off counts as a deviation; when three in a row agree
 on a place in the plan, the readers were restarted and the window moves there. Trust follows: each deviation halves the
 confidence, and with it how far ahead the plan is fetched; if a fifth of the last hundred opens were elsewhere, the
 plan is not followed at all until fewer than a twentieth are.
@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -38,6 +39,12 @@ APPEND_ENTRIES = 64
 
 SLACK_ENTRIES = 16
 """Out of order beyond what the interleave explains, for readers that shuffle a little or read by several threads."""
+
+PAGE_BYTES = 4096
+"""In which the kernel asks for bytes."""
+
+LONG_OPEN = 8
+"""A file that stays open this many times longer than readers get ahead is not being read any more: it was forgotten."""
 
 OPENED_AHEAD = 3
 """Live entries per interleaved reader: K being read and 2K opened ahead (tf.data's kCyclePrefetchFactor is 2.0)."""
@@ -62,7 +69,9 @@ IDLE_S = 60.0
 
 RATE_INTERVAL_S = 0.5
 RATE_WEIGHT = 0.3
-"""The consumers' rate is averaged over intervals of half a second in which nobody waits for us."""
+PAUSE_S = 0.5
+"""The rate is averaged over intervals of half a second in which nobody waits for us. In a longer time in which nothing
+happens at all, such as an evaluation, the readers do not consume."""
 
 FUTURE, OPEN, DONE = range(3)
 
@@ -73,14 +82,47 @@ class PlannedObject:
 
     Attributes:
         found: its object in the cache; None if there is none. admitting: one was asked for.
-        pieces: of all plans whose windows have it.
+        wholes, ranges: the pieces of all plans whose windows have it; ranges by their start.
+        longest_bytes: no range is longer.
     """
 
     file_id: int
     size_bytes: int
     found: CachedObject | None = None
     admitting: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    wholes: list[Piece] = field(default_factory=list)
+    ranges: list[Piece] = field(default_factory=list)
+    longest_bytes: int = 0
+
+    @property
+    def planned(self) -> bool:
+        """Whether the window of a plan has it."""
+        return bool(self.wholes or self.ranges)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All of them."""
+        yield from self.wholes
+        yield from self.ranges
+
+    def overlapping(self, start: int, stop: int) -> list[Piece]:
+        """The ranges that have bytes of `[start, stop)`."""
+        first = bisect_right(self.ranges, start - self.longest_bytes, key=_start)
+        last = bisect_left(self.ranges, stop, first, key=_start)
+        return [piece for piece in self.ranges[first:last] if piece.stop > start]
+
+    def add(self, piece: Piece) -> None:
+        """A window has a new piece of the file."""
+        if piece.whole:
+            self.wholes.append(piece)
+        else:
+            insort(self.ranges, piece, key=_start)
+            self.longest_bytes = max(self.longest_bytes, piece.stop - piece.start)
+
+    def leave(self, follower: Follower) -> None:
+        """A window has no pieces of the file any more."""
+        self.wholes = [piece for piece in self.wholes if piece.follower is not follower]
+        self.ranges = [piece for piece in self.ranges if piece.follower is not follower]
+        self.longest_bytes = max((piece.stop - piece.start for piece in self.ranges), default=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +177,10 @@ class Piece:
 
     def _chunks_of(self, kept_bytes: int) -> int:
         return self.last - self.first if kept_bytes >= self.size_bytes else kept_bytes // CHUNK_BYTES
+
+
+def _start(piece: Piece) -> int:
+    return piece.start
 
 
 @dataclass(slots=True, eq=False)
@@ -196,7 +242,7 @@ class Follower:
         """Start the window at `position`."""
         self._base = position
         self.low = self.scan = self._end = position
-        self._beyond = 0  # finished entries beyond `low`
+        self._beyond = 0  # entries from `low` on that were begun
         self._window: list[Piece | None] = []
         self._states = bytearray()
         self._sums = array("q", [0])  # bytes of all entries before this one, from the window's start on
@@ -259,7 +305,7 @@ class Follower:
                 whole = offset == 0 and stop == file.size_bytes
                 piece = Piece(self, file, whole, offset, stop, *chunk_span(offset, stop))
                 self._pieces[number, offset, length] = piece
-                file.pieces.append(piece)
+                file.add(piece)
                 made.append(piece)
         size_bytes = kept_bytes = 0
         if piece is not None:
@@ -313,13 +359,13 @@ class Follower:
 
     def leave(self) -> list[PlannedObject]:
         """Take the pieces from their files; returns those that have none any more."""
-        free: list[PlannedObject] = []
+        files = {id(piece.file): piece.file for piece in self._pieces.values()}.values()
         for piece in self._pieces.values():
-            piece.file.pieces.remove(piece)
-            if not piece.file.pieces:
-                free.append(piece.file)
+            piece.uses.clear()
+        for file in files:
+            file.leave(self)
         self._pieces.clear()
-        return free
+        return [file for file in files if not file.planned]
 
     # ------------------------------------------------------------------------------------- fetching
 
@@ -403,16 +449,42 @@ class Follower:
     def opened(self, piece: Piece, now: float | None) -> bool:
         """A reader has begun with a piece; returns whether the plan has that here."""
         self.last_read_s = now
-        position = next((position for position, _ in piece.uses), None)
-        if position is None:
+        if not piece.uses:
             return False
+        position = piece.uses[0][0]
         if self._state(position) == OPEN:
             return True
-        reach = OPENED_AHEAD * self.plan.interleave + SLACK_ENTRIES
-        if not self.any_order and position >= self.low + reach:
+        if not self.any_order and self._distance(position) >= self._reach:
             return False
         self._states[position - self._base] = OPEN
+        self._beyond += position >= self.low
         return True
+
+    def begun(self, pieces: list[Piece], start: int, new_run: bool, now: float) -> Piece | None:
+        """Bytes of some pieces, from `start` on, are being read: the piece that a reader begins so, if there is one.
+
+        The kernel asks for whole pages, around a fault of mmap for more, and not for what it has in memory: a range may
+        be begun before its start, or in its middle. It reads on behind the end, too: a run that goes on begins a range
+        only where the plan has that next.
+
+        """
+        coming = [piece for piece in pieces if piece.uses and not piece.opened]
+        begins = [piece for piece in coming if start <= piece.start]
+        if not new_run:
+            begins = [piece for piece in begins if self._distance(piece.uses[0][0]) < self.plan.interleave]
+        elif not begins and not any(piece.opened and piece.start <= start for piece in pieces):
+            begins = coming
+        first = min(begins, key=lambda piece: piece.uses[0][0], default=None)
+        return first if first is not None and self.opened(first, now) else None
+
+    def _distance(self, position: int) -> int:
+        """How many entries before this one no reader has begun with."""
+        return self._states.count(FUTURE, self.low - self._base, max(self.low, position) - self._base)
+
+    @property
+    def _reach(self) -> int:
+        """How far from the first entry that is left readers may begin, in entries."""
+        return OPENED_AHEAD * self.plan.interleave + SLACK_ENTRIES
 
     def judge(self, matched: bool, file: PlannedObject, offset: int) -> int | None:
         """Take in the beginning of a piece, in place or not; returns where the readers are instead, if known."""
@@ -443,28 +515,27 @@ class Follower:
         epochs = self.plan.epochs
         current = self.epoch
         others = {0, max(current - 1, 0), current, min(current + 1, len(epochs) - 1)}
-        reach = OPENED_AHEAD * self.plan.interleave + SLACK_ENTRIES
         for epoch in sorted(others, key=lambda epoch: abs(epoch - current)):
             entries = epochs[epoch]
             places = sorted(self._places(entries.files, entries.ranges, set(self._recent)))
             best = 0, 0
             for place in self._places(entries.files, entries.ranges, {self._recent[-1]}):
-                matches = bisect_right(places, place) - bisect_right(places, place - reach)
+                matches = bisect_right(places, place) - bisect_right(places, place - self._reach)
                 best = max(best, (matches, self._starts[epoch] + place))
             if best[0] >= RESYNC_MATCHES:
-                return None if self.low <= best[1] < self.low + reach else best[1]
+                return None if self.low <= best[1] < self.low + self._reach else best[1]
         return None
 
     @staticmethod
     def _places(files: memoryview, ranges: memoryview | None, wanted: set[tuple[int, int]]) -> list[int]:
-        """Where in an epoch the wanted (file number, offset) are read."""
+        """Where in an epoch the wanted (file number, offset) are read, to a page."""
         content = files.tobytes()
         places = []
         for number, offset in wanted:
             pattern = number.to_bytes(4, "little")
             at = content.find(pattern)
             while at >= 0:
-                if at % 4 == 0 and (ranges is None or ranges[at // 2] == offset):
+                if at % 4 == 0 and (ranges is None or ranges[at // 2] // PAGE_BYTES == offset // PAGE_BYTES):
                     places.append(at // 4)
                 at = content.find(pattern, at + 1)
         return places
@@ -492,10 +563,10 @@ class Follower:
 
     def passed(self, seconds: float, waiting: bool) -> None:
         """Time went by, in which readers waited for us or did not."""
-        if waiting or not self._rate_bytes:
+        if waiting or self.last_read_s is None:
             return
-        self._rate_s += seconds
-        if self._rate_s >= RATE_INTERVAL_S:
+        self._rate_s += min(seconds, PAUSE_S)
+        if self._rate_s >= RATE_INTERVAL_S and self._rate_bytes:
             rate = self._rate_bytes / self._rate_s
             self.rate = rate if self.rate is None else (1 - RATE_WEIGHT) * self.rate + RATE_WEIGHT * rate
             self._rate_bytes, self._rate_s = 0, 0.0
@@ -512,27 +583,27 @@ class Follower:
     def _end_use(self, piece: Piece) -> None:
         """The piece's next use is over, read or skipped."""
         position, _ = piece.uses.pop(0)
+        self._beyond += self._state(position) == FUTURE and position >= self.low
         self._states[position - self._base] = DONE
         self._read_bytes += piece.size_bytes - piece.progress_bytes
         piece.progress_bytes = 0
-        self._beyond += position >= self.low
         piece.kept_bytes = piece.uses[0][1] if piece.uses else 0
         self.rank(piece)
 
     def _raise_low(self) -> None:
         """Move the low-water mark over what is finished, and over what was left behind."""
-        reach = OPENED_AHEAD * self.plan.interleave + SLACK_ENTRIES
         while self.low < self._end:
             index = self.low - self._base
+            piece = self._window[index]
             if self._states[index] != DONE:
-                if self.any_order or self._beyond <= reach:
+                assert piece is not None
+                patience = LONG_OPEN if self._states[index] == OPEN and piece.whole else 1
+                if self.any_order or self._beyond <= patience * self._reach:
                     break
-                piece = self._window[index]
                 if self._states[index] == FUTURE:
                     self._deviate()
-                if piece is not None and piece.uses and piece.uses[0][0] == self.low:
-                    self._end_use(piece)
-            if self._window[index] is not None:
+                self._end_use(piece)
+            if piece is not None:
                 self._beyond -= 1
             self.low += 1
         self.scan = max(self.scan, self.low)
@@ -589,12 +660,13 @@ class Follower:
             predicted_stall_s=round(self.stall_s, 3),
         )
 
-    def give_up(self, piece: Piece) -> None:
-        """The piece's bytes are needed elsewhere: fetch it again for its next reading."""
-        piece.kept_bytes = 0
+    def give_up(self, piece: Piece, chunk: int) -> None:
+        """The bytes of the piece from `chunk` on are needed elsewhere: fetch them again for its next reading."""
+        piece.kept_bytes = min(piece.kept_bytes, (chunk - piece.first) * CHUNK_BYTES)
         if piece.staged:
             position = piece.uses[0][0]
-            heapq.heappush(self._active, (self._start_key(position), position, piece.first))
+            heapq.heappush(self._active, (self._key(position, chunk), position, chunk))
+        self.rank(piece)
 
     def share(self, capacity_bytes: int) -> None:
         """From now on the plan's part of the cache is this."""
@@ -618,7 +690,7 @@ class Follower:
         assert self._base <= self.low <= self.scan <= self._end
         assert len(self._window) == len(self._states) == len(self._sums) - 1 == self._end - self._base
         assert self._beyond == sum(
-            piece is not None and self._state(position) == DONE
+            piece is not None and self._state(position) != FUTURE
             for position, piece in enumerate(self._window, self._base)
             if position >= self.low
         )
@@ -626,4 +698,4 @@ class Follower:
             positions = [position for position, _ in piece.uses]
             assert positions == sorted(positions)
             assert all(self._state(position) != DONE and self._piece(position) is piece for position in positions)
-            assert piece in piece.file.pieces
+            assert piece in piece.file.pieces()

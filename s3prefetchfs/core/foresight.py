@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from s3prefetchfs.core.events import PlanAdded
+from s3prefetchfs.core.extent import CHUNK_BYTES
 from s3prefetchfs.core.follower import RESYNC_MATCHES, Follower, Piece, PlannedObject, Wish
 from s3prefetchfs.core.plan import PlanProgress
 from s3prefetchfs.core.residency import CachedObject, Residency
@@ -40,8 +41,8 @@ class Foresight:
         self._capacity_bytes = capacity_bytes
         self._files: dict[int, PlannedObject] = {}
         self._followers: dict[int, Follower] = {}
+        self._begun: dict[int, list[Piece]] = {}  # ranges that were begun through a handle
         self._now: float | None = None
-        self._giving_up: Piece | None = None
 
     def __bool__(self) -> bool:
         return bool(self._followers)
@@ -82,7 +83,7 @@ class Foresight:
         found.file_id = file_id
         file.found = found
         file.admitting = False
-        self._disk.set_planned(found, bool(file.pieces))
+        self._disk.set_planned(found, file.planned)
 
     def object_gone(self, found: CachedObject) -> None:
         """The object is on its way out of the cache."""
@@ -129,48 +130,49 @@ class Foresight:
         file = self._files.get(found.file_id)
         if file is None:
             return
-        by_range = {piece.follower.plan_id for piece in file.pieces if not piece.whole}
-        in_place = [piece.follower for piece in file.pieces if piece.whole and piece.follower.opened(piece, now)]
+        by_range = {piece.follower for piece in file.ranges}
+        in_place = [piece.follower for piece in file.wholes if piece.follower.opened(piece, now)]
         concerned = in_place or [
-            follower
-            for follower in self._followers.values()
-            if follower.knows(file) and follower.plan_id not in by_range
+            follower for follower in self._followers.values() if follower.knows(file) and follower not in by_range
         ]
         self._judge(concerned, bool(in_place), file, 0)
 
-    def read(self, found: CachedObject, start: int, stop: int, new_run: bool, now: float) -> None:
+    def read(self, found: CachedObject, handle_id: int, start: int, stop: int, new_run: bool, now: float) -> None:
         """Bytes `[start, stop)` of an open file are being read."""
         file = self._files.get(found.file_id)
         if file is None:
             return
-        in_place: list[Follower] = []
-        by_range: list[Follower] = []
-        offset = start
-        for piece in list(file.pieces):
-            follower = piece.follower
-            if piece.whole:
-                follower.read(piece, stop)
-                continue
-            if follower not in by_range:
-                by_range.append(follower)
-            # A new run may begin before the range does: the kernel reads whole pages, and around a fault of mmap.
-            if piece.start < stop and start < piece.stop and (piece.opened or new_run or piece.start <= start):
-                if not piece.opened and not follower.opened(piece, now):
-                    continue
-                in_place.append(follower)
-                offset = piece.start
-                follower.read(piece, stop - piece.start)
-                if stop >= piece.stop:
-                    follower.finish(piece)
-        if new_run and by_range:
-            self._judge(in_place or by_range, bool(in_place), file, offset)
-
-    def closed(self, found: CachedObject, was_read: bool) -> None:
-        """The last handle of a file was closed, after something of it was read or not."""
-        file = self._files.get(found.file_id)
-        if file is None:
+        for piece in file.wholes:
+            piece.follower.read(piece, stop)
+        if not file.ranges:
             return
-        for piece in list(file.pieces):
+        touched: dict[Follower, list[Piece]] = {}
+        for piece in file.overlapping(start, stop):
+            touched.setdefault(piece.follower, []).append(piece)
+        in_place: list[Follower] = []
+        offset = start
+        for follower, pieces in touched.items():
+            begun = follower.begun(pieces, start, new_run, now)
+            if begun is not None:
+                self._begun.setdefault(handle_id, []).append(begun)
+            for piece in pieces:
+                if piece.opened:
+                    in_place.append(follower)
+                    offset = piece.start
+                    follower.read(piece, stop - piece.start)
+                    if stop >= piece.stop:
+                        follower.finish(piece)
+        if new_run:
+            self._judge(in_place or list({piece.follower for piece in file.ranges}), bool(in_place), file, offset)
+
+    def closed(self, found: CachedObject, handle_id: int, was_read: bool) -> None:
+        """A handle of a file was closed, after something of it was read or not."""
+        for piece in self._begun.pop(handle_id, ()):
+            piece.follower.finish(piece)  # what was read before is in the kernel's memory: the end was not seen
+        file = self._files.get(found.file_id)
+        if file is None or found.handles:
+            return
+        for piece in list(file.pieces()):
             if not (piece.whole and was_read and piece.follower.finish(piece)):
                 piece.follower.rank(piece)
 
@@ -179,9 +181,8 @@ class Foresight:
         file = self._files.get(found.file_id)
         if file is None:
             return
-        for piece in file.pieces:
-            if not piece.staged and piece.first < last and first < piece.last:
-                piece.follower.rank(piece)
+        for piece in [*file.wholes, *file.overlapping(first * CHUNK_BYTES, last * CHUNK_BYTES)]:
+            piece.follower.rank(piece)
 
     def _judge(self, followers: Sequence[Follower], in_place: bool, file: PlannedObject, offset: int) -> None:
         for follower in followers:
@@ -211,22 +212,19 @@ class Foresight:
     def wants(self, found: CachedObject) -> bool:
         """Whether a plan will read the object soon."""
         file = self._files.get(found.file_id)
-        return file is not None and any(piece.staged for piece in file.pieces)
+        return file is not None and any(piece.staged for piece in file.pieces())
 
     def by_ranges(self, file_id: int) -> bool:
         """Whether ranges of the file, not the whole of it, are planned."""
         file = self._files.get(file_id)
-        return file is not None and any(not piece.whole for piece in file.pieces)
+        return file is not None and bool(file.ranges)
 
     def reach(self, found: CachedObject, position: int) -> int:
         """How far from a reader's position on its file is worth reading ahead: to the end of the range it reads."""
         file = self._files.get(found.file_id)
-        if file is None:
+        if file is None or not file.ranges:
             return found.size_bytes
-        ranges = [piece for piece in file.pieces if not piece.whole]
-        if not ranges:
-            return found.size_bytes
-        return max((piece.stop for piece in ranges if piece.start < position < piece.stop), default=position)
+        return max((piece.stop for piece in file.overlapping(position - 1, position)), default=position)
 
     # ------------------------------------------------------------------------------------- space
 
@@ -235,18 +233,21 @@ class Foresight:
         """What plans leave to everything else: all of it where there is none."""
         return self._capacity_bytes // UNPLANNED_SHARE if self._followers else 0
 
-    def stays(self, found: CachedObject, reader_chunk: int) -> Iterator[tuple[int, int]]:
-        """The chunks of an object that plans want to stay.
+    def stays(
+        self, found: CachedObject, chunks: tuple[int, int], reader_chunk: int, giving_up: Piece | None
+    ) -> Iterator[tuple[int, int]]:
+        """The chunks of an object that plans want to stay, as far as they have to do with some of its chunks.
 
         Args:
             reader_chunk: where the hindmost reader of the object is.
+            giving_up: whoever else wants them, this piece does not.
         """
         file = self._files.get(found.file_id)
         if file is None:
             return
-        for piece in file.pieces:
+        for piece in [*file.wholes, *file.overlapping(chunks[0] * CHUNK_BYTES, chunks[1] * CHUNK_BYTES)]:
             follower = piece.follower
-            if piece is self._giving_up or not follower.trusted or follower.idle(self._now or 0.0):
+            if piece is giving_up or not follower.trusted or follower.idle(self._now or 0.0):
                 continue
             if piece.opened:
                 yield max(piece.first, reader_chunk), piece.last
@@ -259,19 +260,16 @@ class Foresight:
         yield from self._furthest([follower.surplus for follower in self._followers.values()])
 
     def retained(self, staged: bool) -> Iterator[Piece]:
-        """Pieces that are kept, furthest first, each given once; also those that are staged if asked for.
+        """Pieces that are kept, furthest first; also those that are staged if asked for.
 
-        They stay no longer, and are fetched again for their next reading.
+        Each is given once, and then only if it was ranked again: what is taken from one, its follower must be told.
         """
         for piece in self._furthest([follower.retained for follower in self._followers.values()]):
             if piece.staged and not staged:
                 piece.follower.rank(piece)
                 return
             if not piece.opened:
-                piece.follower.give_up(piece)
-                self._giving_up = piece
                 yield piece
-                self._giving_up = None
 
     def _furthest(self, heaps: list[list[tuple[int, int, Piece]]]) -> Iterator[Piece]:
         while True:
@@ -301,6 +299,6 @@ class Foresight:
         for file in self._files.values():
             if file.found is not None:
                 assert file.found.file_id == file.file_id
-                assert file.found.planned == bool(file.pieces)
+                assert file.found.planned == file.planned
                 assert self._disk.objects.get(file.found.object_id) is file.found
                 assert not file.found.evicting

@@ -27,7 +27,7 @@ of it if they were better (Cardwell et al., "BBR: Congestion-Based Congestion Co
 AMPLE_S = 0.25
 FULL_SHARE = 0.25
 """Requests for more bytes than the pipe carries in this time do not make it any fuller, they only make each other late:
-whoever comes last, even if he is due first, waits for all others. With a quarter of that on its way the pipe is full."""
+whoever comes last, even if he is due first, waits for all others. With a quarter of that on its way it is full."""
 
 BURST_S = 0.25
 """The bandwidth cap is kept over any stretch longer than this."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.eviction import Claim, Evictor, Room
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span, disk_bytes
-from s3prefetchfs.core.follower import Follower, Wish
+from s3prefetchfs.core.follower import Follower, Piece, Wish
 from s3prefetchfs.core.foresight import PIPE_BOUND_SHARE, Foresight
 from s3prefetchfs.core.pacing import Pacing, Pipe, backoff_s
 from s3prefetchfs.core.plan import PlanProgress
@@ -306,7 +306,7 @@ class Scheduler:
         new_run = handle.pattern.observe(event.start, event.stop)
         handle.frontier = first if new_run else max(handle.frontier, first)
         if handle.found.file_id:
-            self._foresight.read(handle.found, event.start, event.stop, new_run, now)
+            self._foresight.read(handle.found, event.handle_id, event.start, event.stop, new_run, now)
             self._plans_held_up = False
         if not handle.found.complete:
             self._ahead[event.handle_id] = handle
@@ -331,8 +331,8 @@ class Scheduler:
         found = handle.found
         found.handles.discard(event.handle_id)
         found.passed_through = found.passed_through and bool(found.handles)
-        if found.file_id and not found.handles:
-            self._foresight.closed(found, found.complete or handle.pattern.started)
+        if found.file_id:
+            self._foresight.closed(found, event.handle_id, found.complete or handle.pattern.started)
             self._plans_held_up = False
         self._settle(found)
 
@@ -721,12 +721,14 @@ class Scheduler:
     def _opened_objects(self) -> Iterable[CachedObject]:
         return {handle.found.object_id: handle.found for handle in self._handles.values()}.values()
 
-    def _protected(self, found: CachedObject) -> Iterator[tuple[int, int]]:
+    def _protected(
+        self, found: CachedObject, chunks: tuple[int, int], giving_up: Piece | None
+    ) -> Iterator[tuple[int, int]]:
         """The chunk ranges of an object that must stay: around its readers, under its reads, and for plans."""
         if found.planned:
             patterns = [self._handles[handle_id].pattern for handle_id in found.handles]
             hindmost = min((max(0, pattern.position - REORDER_BYTES) for pattern in patterns), default=0)
-            yield from self._foresight.stays(found, hindmost // CHUNK_BYTES)
+            yield from self._foresight.stays(found, chunks, hindmost // CHUNK_BYTES, giving_up)
         for handle_id in found.handles:
             handle = self._handles[handle_id]
             if handle.pattern.started:

@@ -246,7 +246,6 @@ class Adapter(pyfuse3.Operations):
         entry = self._entry(inode)
         self._opens.add(entry.key[self._prefix_bytes :].decode())
         version = Version(entry.key.decode(), entry.etag, entry.size_bytes)
-        # An inode is one version, so the pages the kernel has of it are never those of another.
         handle_id = self._engine.open(version)
         try:
             await self._passthrough.open(
@@ -255,7 +254,10 @@ class Adapter(pyfuse3.Operations):
         except BaseException:
             self._engine.close(handle_id)
             raise
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle_id), keep_cache=True)
+        # An inode is one version, so the pages the kernel has of it are never those of another. But what it gives from
+        # memory is read unseen.
+        keep_cache = not self._engine.read_by_plan(version)
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle_id), keep_cache=keep_cache)
 
     @_border
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]  # any buffer does

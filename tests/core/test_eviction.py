@@ -20,7 +20,7 @@ class Cache:
         self.disk = Residency()
         self.protected: list[tuple[int, int]] = []
         foresight = Foresight(self.disk, capacity_bytes)
-        self.evictor = Evictor(self.disk, capacity_bytes, foresight, self.opened, lambda found: self.protected)
+        self.evictor = Evictor(self.disk, capacity_bytes, foresight, self.opened, lambda *_: self.protected)
         self.out: list[ev.Instruction] = []
 
     def add(self, object_id: int, size_bytes: int, *, handle: bool = False) -> CachedObject:
