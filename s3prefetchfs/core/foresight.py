@@ -224,7 +224,8 @@ class Foresight:
         file = self._files.get(found.file_id)
         if file is None or not file.ranges:
             return found.size_bytes
-        return max((piece.stop for piece in file.overlapping(position - 1, position)), default=position)
+        begun = (piece.stop for piece in file.overlapping(position - 1, position) if piece.opened)
+        return max(begun, default=position)
 
     # ------------------------------------------------------------------------------------- space
 
