@@ -45,10 +45,11 @@ log = logging.getLogger(__name__)
 FREE_SHARE_KEPT = 10
 """Without --cache-size, one part in ten of the free space is left to others."""
 
-INDEX_SHARE = 16
-INDEX_MAX_BYTES = 64 * 1024 * 1024
-"""Set aside for the index and its journal: 45 MB describe a terabyte in files of 1 GB, and --cache-size is kept by
-all that is in the directory."""
+INDEX_BYTES = 8 * 1024 * 1024
+INDEX_SHARE = 1024
+INDEX_MAX_SHARE = 16
+"""Set aside for the index and its journal, so that all that is in the directory keeps to --cache-size: 8 MiB and a
+thousandth, but a sixteenth at most. A terabyte takes 45 MB in files of 1 GB, and 400 MB in files of 1 MB."""
 
 STATUS_INTERVAL_S = 10.0
 """How often systemd's one-line status is renewed."""
@@ -230,7 +231,7 @@ def _capacity_bytes(config: Config, store: Store) -> int:
         ours_bytes = CHUNK_BYTES * sum(found.resident.count(1) for found in store.recovered())
         free_bytes = shutil.disk_usage(config.cache_dir).free + ours_bytes
         size_bytes = free_bytes - free_bytes // FREE_SHARE_KEPT
-    return size_bytes - min(size_bytes // INDEX_SHARE, INDEX_MAX_BYTES)
+    return size_bytes - min(size_bytes // INDEX_MAX_SHARE, INDEX_BYTES + size_bytes // INDEX_SHARE)
 
 
 def _raise_file_limit() -> None:
