@@ -86,6 +86,118 @@ def test_segments_of_files_larger_than_the_cache() -> None:
     assert world.scheduler.plans()[0].state == "finished"
 
 
+PAGE_BYTES = 4096
+
+
+class SegmentWorld(PlanWorld):
+    """A reader of byte ranges behind the kernel: it asks for whole pages, and reads on behind the end.
+
+    Args:
+        ranges: (file, offset, length), in the order in which they are declared.
+    """
+
+    def __init__(self, capacity_bytes: int, sizes: list[int], ranges: list[tuple[int, int, int]]) -> None:
+        super().__init__(capacity_bytes, sizes)
+        numbers = [number for _, offset, length in ranges for number in (offset, length)]
+        self.declare(plan_of([[file for file, _, _ in ranges]], interleave=1, ranges=[numbers]))
+        self.sleep(1.0)
+
+    def read_range(self, file: int, offset: int, length: int, *, in_memory: float = 0.0) -> None:
+        """Open, read one range, and close; of its end, `in_memory` is known to the kernel."""
+        handle = self.open(file)
+        stop = offset + length + MIB
+        at = offset - offset % PAGE_BYTES
+        while at < min(stop - int(in_memory * (length + MIB)), self.sizes[file]):
+            reached = min(at + MIB, stop, self.sizes[file])
+            self.read(handle, at, reached)
+            at = reached
+        self.sleep(length / READER_BYTES_PER_S)
+        self.close(handle)
+
+
+def overlapping_ranges(count: int) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Sizes of files, and ranges of them that begin anywhere and have bytes in common."""
+    chance = random.Random(3)
+    sizes = [96 * MIB] * 3
+    lengths = [chance.randint(2 * MIB, 8 * MIB) for _ in range(count)]
+    return sizes, [(number % 3, chance.randrange(96 * MIB - length), length) for number, length in enumerate(lengths)]
+
+
+def test_ranges_are_followed_as_the_kernel_reads_them() -> None:
+    """Page by page, beyond their ends, and where they overlap: nothing of that is a deviation."""
+    sizes, ranges = overlapping_ranges(60)
+    world = SegmentWorld(96 * MIB, sizes, ranges)
+    for segment in ranges:
+        world.read_range(*segment)
+    progress = world.scheduler.plans()[0]
+    assert (progress.state, progress.confidence) == ("finished", 1.0)
+    assert progress.deviations <= 2  # where the kernel reads on into the range that is next but one
+    assert world.fetched_bytes < 1.25 * sum(length for _, _, length in ranges)
+
+
+def test_ranges_whose_ends_the_kernel_has_in_memory_do_not_hold_up_the_plan() -> None:
+    """Their last bytes are never asked for; the handle is closed, and the plan goes on."""
+    sizes, ranges = overlapping_ranges(60)
+    world = SegmentWorld(96 * MIB, sizes, ranges)
+    for number, segment in enumerate(ranges):
+        world.read_range(*segment, in_memory=0.7 if number % 3 else 0.0)
+    progress = world.scheduler.plans()[0]
+    assert (progress.state, progress.confidence) == ("finished", 1.0)
+    assert progress.deviations <= 2
+
+
+def test_many_ranges_of_a_file_cost_no_more_with_time() -> None:
+    """What is ranked again replaces its old ranking: the heaps stay as long as there are ranges, about."""
+    sizes, ranges = overlapping_ranges(200)
+    world = SegmentWorld(96 * MIB, sizes, ranges)
+    longest = 0
+    for segment in ranges:
+        world.read_range(*segment)
+        [follower] = world.scheduler._foresight._followers.values()
+        longest = max(longest, len(follower.surplus), len(follower.retained))
+    assert longest <= 4 * len(ranges) + 64
+
+
+def test_what_is_left_out_does_not_hold_up_the_plan() -> None:
+    """Files that are never opened, one in twenty: the others are still in place, and fetched ahead."""
+    order = list(range(200))
+    world = PlanWorld(50 * MIB, [MIB] * 200)
+    world.declare(plan_of([order], interleave=INTERLEAVE))
+    world.sleep(1.0)
+    world.read_epoch([n for n in order if n % 20], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
+    progress = world.scheduler.plans()[0]
+    assert progress.position == 180  # which was left out, and not many were begun since
+    assert progress.deviations <= 10
+    assert world.waited_s < 0.05 * world.now
+
+
+def test_a_reader_takes_no_more_from_a_plan_than_he_needs() -> None:
+    """Of what is fetched ahead, the end of what is read last goes: not the whole of it."""
+    world = PlanWorld(64 * MIB, [32 * MIB] * 4)
+    world.declare(plan_of([[0, 1, 2]], interleave=1))
+    world.sleep(2.0)
+    before_bytes = world.scheduler.snapshot().used_bytes
+    assert before_bytes > 60 * MIB
+    handle = world.open(3)
+    world.read(handle, 16 * MIB, 16 * MIB + CHUNK_BYTES)
+    world.sleep(0.1)
+    assert world.scheduler.snapshot().used_bytes > before_bytes - 16 * MIB
+
+
+def test_the_rate_of_readers_has_their_pauses_in_it() -> None:
+    """Who reads in bursts consumes as much as he reads in all, not as fast as in a burst."""
+    world = PlanWorld(400 * MIB, [8 * MIB] * 40)
+    world.declare(plan_of([list(range(40))], interleave=1))
+    world.sleep(2.0)
+    for number in range(20):
+        handle = world.open(number)
+        for start in range(0, 8 * MIB, MIB):
+            world.read(handle, start, start + MIB)
+        world.close(handle)
+        world.sleep(0.2)
+    assert world.scheduler.plans()[0].consumed_bytes_per_s == pytest.approx(8 * MIB / 0.2, rel=0.3)
+
+
 def test_restarted_readers_are_found_again() -> None:
     """A job that begins anew from the middle of another epoch has its bytes ahead of it again."""
     chance = random.Random(1)
