@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench import machine, report
+from bench import machine, plots, report
 from bench.contender import Readers, Site
 from bench.contenders import CONTENDERS
 from bench.data import Data, write_tfrecords
@@ -122,6 +122,7 @@ def _measure(
             stem = name.replace("/", "-")
             (RESULTS / f"{stem}.json").write_text(json.dumps(document) + "\n")
             (RESULTS / f"{stem}.md").write_text(report.markdown(outcome))
+            plots.draw(outcome, RESULTS / f"{stem}.svg")
     return outcomes, documents
 
 

@@ -48,8 +48,8 @@ def draw(outcome: Outcome, path: Path) -> bool:
 
 def _throughput(axes: Axes, shown: dict[str, Any]) -> None:
     for who, series in shown.items():
-        [bin_s], rates = series["s3_bin_s"], series["s3_mb_per_s"]
-        axes.plot([number * bin_s for number in range(len(rates))], rates, label=who, drawstyle="steps-post")
+        [width_s], rates = series["s3_interval_s"], series["s3_mb_per_s"]
+        axes.plot([number * width_s for number in range(len(rates))], rates, label=who, drawstyle="steps-post")
     axes.set_xlabel("seconds")
     axes.set_ylabel("MB/s from S3")
     axes.set_ylim(bottom=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from bench.contender import File, Files, Readers, Running, Site
 from bench.contenders import CONTENDERS
 from bench.data import Data
 from bench.scenarios import Dropped, Scenario
-from bench.summary import Sample, order
+from bench.summary import Sample, order, throughput
 from bench.work import Job
 from tests.s3stub import S3Stub
 
@@ -123,10 +124,17 @@ class Runner:
         """Do the work once; what the scenario measures, and what it cost."""
         self._stub.clear_log()
         before = self._cpu_s(job.running)
+        began_s = time.monotonic()
         sample = scenario.work(job)
+        ended_s = time.monotonic()
         spent = [after - earlier for after, earlier in zip(self._cpu_s(job.running), before, strict=True)]
         own, reader, stub, busy = spent
         gets = self._stub.log("GET")
+        bodies = [
+            (get.first_byte_s, get.end_s or ended_s, get.body_bytes) for get in gets if get.first_byte_s is not None
+        ]
+        width_s, job.series["s3_mb_per_s"] = throughput(bodies, began_s, ended_s)
+        job.series["s3_interval_s"] = [width_s]
         gigabytes = sample.pop("read_bytes", float(sum(file.size_bytes for file in job.files))) / 1e9
         return {
             "mb_per_s": 1000 * gigabytes / sample["seconds"],

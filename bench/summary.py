@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+INTERVALS = 100
+"""Of a picture of something over time."""
+
 Sample = dict[str, float]
 Rounds = Sequence[dict[str, Sample]]
 
@@ -92,6 +95,23 @@ def utilisation(waits_s: Sequence[float], computes_s: Sequence[float]) -> float:
     """
     computed_s = sum(computes_s[1:])
     return computed_s / (computed_s + sum(waits_s[1:]))
+
+
+def throughput(bodies: Sequence[tuple[float, float, int]], began_s: float, ended_s: float) -> tuple[float, list[float]]:
+    """What came in over time: the width of an interval in seconds, and MB/s in each of `INTERVALS`.
+
+    Args:
+        bodies: first byte, last byte and size of each answer; its bytes are taken to come evenly.
+    """
+    width_s = max(ended_s - began_s, 1e-9) / INTERVALS
+    rates = [0.0] * INTERVALS
+    for first_s, last_s, size_bytes in bodies:
+        first, last = (min(max((at_s - began_s) / width_s, 0.0), INTERVALS) for at_s in (first_s, last_s))
+        span = last - first
+        for number in range(int(first), min(int(last) + 1, INTERVALS)):
+            inside = min(last, number + 1) - max(first, number)
+            rates[number] += (inside / span if span else 1.0) * size_bytes / width_s / 1e6
+    return width_s, rates
 
 
 def order(contenders: Sequence[str], number: int) -> list[str]:

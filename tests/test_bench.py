@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from bench import report
+from bench import plots, report
 from bench.contenders import CONTENDERS
 from bench.data import RECORD_BYTES, RECORDS_PER_SHARD, write_tfrecords
 from bench.runner import Outcome
 from bench.scenarios import SCENARIOS
-from bench.summary import METRICS, TOGETHER, Spread, Target, order, percentile, ratios, spread_of
+from bench.summary import METRICS, TOGETHER, Spread, Target, order, percentile, ratios, spread_of, throughput
 
 ROUNDS = [
     {"ours": {"mb_per_s": 300.0}, "theirs": {"mb_per_s": 400.0}},
@@ -66,6 +66,14 @@ def test_percentile_is_one_of_the_values():
     assert percentile([7.0], 0.01) == percentile([7.0], 1.0) == 7.0
 
 
+def test_throughput_loses_no_byte():
+    """What came evenly over a time is spread evenly over its intervals, from and to the middle of one."""
+    width_s, rates = throughput([(10.005, 10.035, 3_000_000), (10.5, 10.5, 1_000_000)], 10.0, 11.0)
+    assert width_s == pytest.approx(0.01)
+    assert [round(rate) for rate in rates[:5]] == [50, 100, 100, 50, 0]
+    assert sum(rates) * width_s == pytest.approx(4.0)
+
+
 def test_order_alternates():
     """Each contender goes before and after each other one equally often."""
     assert order(["a", "b", "c"], 0) == ["a", "b", "c"]
@@ -98,6 +106,17 @@ def test_markdown_has_medians_ratios_targets_and_absences():
     assert "- target ours-no-plan: MB/s >= 0.85 x downloader: 0.95: pass" in text
     assert "- absent rclone: not installed" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_pictures_have_what_was_measured(tmp_path: Path):
+    """A panel for each kind of series; nothing to draw is no picture."""
+    outcome = _outcome(379.0)
+    assert not plots.draw(outcome, tmp_path / "nothing.svg")
+    series = {"s3_mb_per_s": [1.0, 2.0], "s3_interval_s": [0.5], "waits_s": [0.0, 0.1], "epoch_s3_mb": [10.0, 5.0]}
+    outcome.series = {"downloader": series, "ours-no-plan": dict(series, waits_s=[])}
+    pytest.importorskip("matplotlib")
+    assert plots.draw(outcome, tmp_path / "drawn.svg")
+    assert (tmp_path / "drawn.svg").read_text().count('id="axes_') == 3
 
 
 def test_a_missed_target_is_said_and_counted():
