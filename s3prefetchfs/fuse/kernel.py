@@ -51,10 +51,10 @@ CONGESTION_THRESHOLD = MAX_BACKGROUND * 3 // 4
 FORGET_TIMEOUT_S = 1.0
 """How long a reader's error is held back until the kernel has forgotten the name: microseconds, if nothing is odd."""
 
-CLOSE_S = 0.00006
+CLOSE_S = 0.0001
 YIELD_S = 0.001
-"""While requests come less than 60 us after the daemon is done with the one before, it waits for them awake; but once in
-a millisecond it lets others have a turn."""
+"""While requests come less than 0.1 ms after the daemon is done with the one before, it waits for them awake; but once
+in a millisecond it lets others have a turn."""
 
 
 class Connection:
