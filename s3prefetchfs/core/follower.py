@@ -34,7 +34,7 @@ from s3prefetchfs.core.plan import Epoch, Order, Plan, PlanProgress
 from s3prefetchfs.core.residency import ABSENT, CachedObject
 from s3prefetchfs.core.retention import Retention, reserve_bytes
 
-APPEND_ENTRIES = 64
+APPEND_ENTRIES = 32
 """Entries appended to the window in one go, about half a millisecond."""
 
 SLACK_ENTRIES = 16
