@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import tempfile
 import time
 from array import array
 from collections.abc import Callable
@@ -22,7 +24,7 @@ CHECKED_PIECES = 16
 CHECKED_BYTES = 4096
 """What is compared with what is in the bucket after a stream was timed; of shards, TensorFlow checks all."""
 
-PASSES = 4
+PASSES = 8
 """A warm gigabyte is read in a fraction of a second: it is read so many times."""
 
 RANDOM_BYTES = 128 << 10
@@ -162,9 +164,12 @@ def warm_stream(job: Job) -> Sample:
     sample = {"seconds": seconds, "read_bytes": float(read_bytes)}
     if shutil.which("fio"):
         [path] = job.mount.listed(job.files)
-        how = ["--rw=read", "--bs=1M", "--ioengine=psync", "--invalidate=0", "--readonly", f"--loops={PASSES}"]
-        fio_s = run_all([["fio", "--name=bench", f"--filename={path}", "--output=/dev/null", *how]])
-        sample |= {"fio_mb_per_s": read_bytes / fio_s / 1e6, "read_bytes": 2.0 * read_bytes, "dd_seconds": seconds}
+        with tempfile.NamedTemporaryFile() as told:
+            how = ["--rw=read", "--bs=1M", "--ioengine=psync", "--invalidate=0", "--readonly", f"--loops={PASSES}"]
+            output = ["--output-format=json", f"--output={told.name}"]
+            run_all([["fio", "--name=bench", f"--filename={path}", *how, *output]])
+            fio_bytes_per_s = json.load(told)["jobs"][0]["read"]["bw_bytes"]
+        sample |= {"fio_mb_per_s": fio_bytes_per_s / 1e6, "read_bytes": 2.0 * read_bytes, "dd_seconds": seconds}
         sample["mb_per_s"] = read_bytes / seconds / 1e6
     return sample
 
