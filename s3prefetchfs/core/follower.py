@@ -466,7 +466,6 @@ class Follower:
         The kernel asks for whole pages, around a fault of mmap for more, and not for what it has in memory: a range may
         be begun before its start, or in its middle. It reads on behind the end, too: a run that goes on begins a range
         only where the plan has that next.
-
         """
         coming = [piece for piece in pieces if piece.uses and not piece.opened]
         begins = [piece for piece in coming if start <= piece.start]

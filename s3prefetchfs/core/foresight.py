@@ -68,6 +68,8 @@ class Foresight:
         """Forget a plan; what it brought is now like anything else in the cache."""
         follower = self._followers.pop(plan_id)
         self._free(follower.leave())
+        still = {handle_id: [*filter(_is_opened, pieces)] for handle_id, pieces in self._begun.items()}
+        self._begun = {handle_id: pieces for handle_id, pieces in still.items() if pieces}
         for file in follower.files():
             if not any(other.knows(file) for other in self._followers.values()):
                 del self._files[file.file_id]
@@ -154,7 +156,7 @@ class Foresight:
         for follower, pieces in touched.items():
             begun = follower.begun(pieces, start, new_run, now)
             if begun is not None:
-                self._begun.setdefault(handle_id, []).append(begun)
+                self._begun[handle_id] = [*filter(_is_opened, self._begun.get(handle_id, ())), begun]
             for piece in pieces:
                 if piece.opened:
                     in_place.append(follower)
@@ -303,3 +305,7 @@ class Foresight:
                 assert file.found.planned == file.planned
                 assert self._disk.objects.get(file.found.object_id) is file.found
                 assert not file.found.evicting
+
+
+def _is_opened(piece: Piece) -> bool:
+    return piece.opened
