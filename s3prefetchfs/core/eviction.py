@@ -29,6 +29,9 @@ SQUEEZE_S = 30.0
 RELEASE_MIN_BYTES = 8 * 1024 * 1024
 """Consumed chunks are released in pieces of at least this, where there are as many: one system call a piece."""
 
+GIVE_UP_MIN_BYTES = 1024 * 1024
+"""The same of what is kept: it has to be fetched again."""
+
 
 class Room(Enum):
     """Whether there is room: now, soon (evictions are under way), or not unless somebody closes a file."""
@@ -153,7 +156,7 @@ class Evictor:
             found = piece.file.found
             assert found is not None
             for first, last in reversed(self._consumed_runs(found, piece.first, piece.last, piece)):
-                first = max(first, last - max(RELEASE_MIN_BYTES, goal_bytes) // CHUNK_BYTES)
+                first = max(first, last - max(GIVE_UP_MIN_BYTES, goal_bytes) // CHUNK_BYTES)
                 goal_bytes -= found.disk_bytes(first, last)
                 self._release(found, first, last, out)
                 piece.follower.give_up(piece, first)

@@ -25,10 +25,12 @@ the dataset, at most."""
 
 
 RESERVE_SHARE = 20
-RESERVE_MIN_SHARE, RESERVE_MAX_SHARE = 100, 4
+RESERVE_MIN_BYTES = 32 * 1024 * 1024
+RESERVE_MIN_SHARE, RESERVE_MAX_SHARE = 32, 4
 """What is never kept for later, for fetches to land in: a twentieth of what an epoch has to fetch at least, so that it
-costs a twentieth more bytes at most, whatever the size of the cache; but between a hundredth and a quarter of the
-cache. It takes up the latency and the jitter of S3: without it, the pipe idles for want of space."""
+costs a twentieth more bytes at most, whatever the size of the cache. It takes up the latency and the jitter of S3:
+without it, the pipe idles for want of space. So it is at least what a fast pipe has in flight, 32 MiB, or of a small
+cache a thirty-second; and a quarter of the cache at most."""
 
 
 def reserve_bytes(capacity_bytes: int, epoch_bytes: int) -> int:
@@ -38,7 +40,8 @@ def reserve_bytes(capacity_bytes: int, epoch_bytes: int) -> int:
         epoch_bytes: what an epoch reads.
     """
     wanted_bytes = (epoch_bytes - capacity_bytes) // RESERVE_SHARE
-    return min(max(wanted_bytes, capacity_bytes // RESERVE_MIN_SHARE), capacity_bytes // RESERVE_MAX_SHARE)
+    least_bytes = min(RESERVE_MIN_BYTES, capacity_bytes // RESERVE_MIN_SHARE)
+    return min(max(wanted_bytes, least_bytes), capacity_bytes // RESERVE_MAX_SHARE)
 
 
 class Retention:

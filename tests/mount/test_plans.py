@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,26 @@ def test_names_do_not_command_the_terminal(mnt: Mounted, filled: StandInBucket, 
 
 
 # ------------------------------------------------------------------------------------------- opens
+
+
+def test_ranges_are_followed_behind_the_kernel(filled: StandInBucket, mount: Mount, tmp_path: Path) -> None:
+    """Ranges that begin anywhere, have bytes in common, and are read as the kernel reads: ahead, and from memory."""
+    filled.put_ramp("raw/0", 96 * MIB)
+    chance = random.Random(5)
+    ranges = [(chance.randrange(90 * MIB), chance.randint(MIB, 6 * MIB)) for _ in range(40)]
+    plan = {"version": 1, "files": ["raw/0"], "epochs": [[[0, offset, length] for offset, length in ranges]]}
+    mnt = mount(filled, "--cache-size", "64MiB")
+    (plans_of(mnt) / "segments").write_text(json.dumps(plan))
+    for offset, length in ranges:
+        with (mnt / "raw/0").open("rb", buffering=0) as file:
+            file.seek(offset)
+            content = b""
+            while piece := file.read(min(MIB, length - len(content))):
+                content += piece
+        assert content == ramp(offset, offset + length)
+    eventually(lambda: told(mnt, "segments")["state"] == "finished")
+    assert told(mnt, "segments")["deviations"] <= 4  # where one begins that the kernel was reading ahead anyway
+    assert told(mnt, "segments")["confidence"] > 0.5
 
 
 def test_opens_are_recorded(filled: StandInBucket, mount: Mount) -> None:
