@@ -8,6 +8,7 @@ import pytest
 
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES
+from s3prefetchfs.core.follower import PAGE_BYTES
 from s3prefetchfs.core.plan import Order
 from tests.core.plan_world import MIB, PlanWorld, plan_of
 
@@ -84,9 +85,6 @@ def test_segments_of_files_larger_than_the_cache() -> None:
     assert world.fetched_bytes == sum(sizes)
     assert world.waited_s < 0.5
     assert world.scheduler.plans()[0].state == "finished"
-
-
-PAGE_BYTES = 4096
 
 
 class SegmentWorld(PlanWorld):

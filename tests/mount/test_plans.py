@@ -362,10 +362,7 @@ def test_names_do_not_command_the_terminal(mnt: Mounted, filled: StandInBucket, 
         assert "\x1b" not in text
 
 
-# ------------------------------------------------------------------------------------------- opens
-
-
-def test_ranges_are_followed_behind_the_kernel(filled: StandInBucket, mount: Mount, tmp_path: Path) -> None:
+def test_ranges_are_followed_behind_the_kernel(filled: StandInBucket, mount: Mount) -> None:
     """Ranges that begin anywhere, have bytes in common, and are read as the kernel reads: ahead, and from memory."""
     filled.put_ramp("raw/0", 96 * MIB)
     chance = random.Random(5)
@@ -383,6 +380,9 @@ def test_ranges_are_followed_behind_the_kernel(filled: StandInBucket, mount: Mou
     eventually(lambda: told(mnt, "segments")["state"] == "finished")
     assert told(mnt, "segments")["deviations"] <= 4  # where one begins that the kernel was reading ahead anyway
     assert told(mnt, "segments")["confidence"] > 0.5
+
+
+# ------------------------------------------------------------------------------------------- opens
 
 
 def test_opens_are_recorded(filled: StandInBucket, mount: Mount) -> None:
