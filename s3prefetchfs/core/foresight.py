@@ -77,15 +77,20 @@ class Foresight:
                     file.found.file_id = 0
         self._share()
 
-    def object_added(self, found: CachedObject, file_id: int) -> None:
-        """An object came into the cache; `file_id` as in `PlanAdded`."""
+    def object_added(self, found: CachedObject, file_id: int) -> bool:
+        """An object came into the cache; returns whether a plan had asked for it.
+
+        Args:
+            file_id: as in `PlanAdded`.
+        """
         file = self._files.get(file_id)
         if file is None:
-            return
+            return False
         found.file_id = file_id
         file.found = found
-        file.admitting = False
+        admitting, file.admitting = file.admitting, False
         self._disk.set_planned(found, file.planned)
+        return admitting
 
     def object_gone(self, found: CachedObject) -> None:
         """The object is on its way out of the cache."""

@@ -188,6 +188,7 @@ class Scheduler:
         """
         out: list[ev.Instruction] = []
         self._out = out
+        admitted: CachedObject | None = None
         if self._foresight:
             self._foresight.passed(now, bool(self._waiting))
         match event:
@@ -203,8 +204,8 @@ class Scheduler:
                 self._fetch_failed(event, now)
             case ev.ObjectAdded():
                 found = self._disk.add(event.object_id, event.size_bytes, event.resident, event.bypass)
-                if event.file_id:
-                    self._foresight.object_added(found, event.file_id)
+                if event.file_id and self._foresight.object_added(found, event.file_id):
+                    admitted = found
                 # The cache may be smaller now than when it was filled.
                 self._evictor.room_for(0, now, Claim.AHEAD, False, out)
             case ev.Opened():
@@ -246,6 +247,8 @@ class Scheduler:
         if self._foresight:
             self._foresight.grow()
         self._dispatch(now)
+        if admitted is not None:
+            self._settle(admitted)  # if nothing is fetched into it after all
         self._set_alarm(now)
         return out
 

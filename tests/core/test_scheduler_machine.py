@@ -1,4 +1,4 @@
-"""Random histories against the scheduler: readers, workers, disk and time play at random; `World` checks.
+"""Random histories against the scheduler: readers, plans, workers, disk and time play at random; `World` checks.
 
 At the end of every history the world answers everything, kindly or with nothing but failures, and every reader
 must be answered, every fetch ended, every alarm silent; and the same history must give the same instructions.
@@ -22,9 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.eviction import Evictor, Room
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count
+from s3prefetchfs.core.foresight import Foresight
+from s3prefetchfs.core.plan import Order
 from s3prefetchfs.core.residency import RESIDENT, CachedObject, Residency
 from s3prefetchfs.core.scheduler import Scheduler
 from s3prefetchfs.errors import FailureKind
+from tests.core.plan_world import plan_of
 from tests.core.world import ABSENT, OLD, OLD_BAD, World
 
 MIB = 1024 * 1024
@@ -58,6 +61,8 @@ class Moves(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.positions: dict[int, int] = {}
         self.last_failure: FailureKind | None = None
+        self.path: list[int] = []  # file ids, as the last plan has them
+        self.step = 0
 
     @initialize(
         capacity_chunks=capacities,
@@ -66,6 +71,7 @@ class Moves(RuleBasedStateMachine):
         last_failure=kinds,
         left=st.lists(st.tuples(st.integers(1, 6 * CHUNK_BYTES), st.lists(states, min_size=1)), max_size=3),
         opened=st.lists(sizes, min_size=1, max_size=4),
+        files=st.lists(sizes, max_size=6),
     )
     def begin(
         self,
@@ -75,6 +81,7 @@ class Moves(RuleBasedStateMachine):
         last_failure: FailureKind | None,
         left: list[tuple[int, list[int]]],
         opened: list[int],
+        files: list[int],
     ) -> None:
         self.world = World(
             capacity_bytes=capacity_chunks * CHUNK_BYTES,
@@ -88,6 +95,8 @@ class Moves(RuleBasedStateMachine):
             room_chunks -= chunks
             if any(disk[:chunks]) and room_chunks >= 0:
                 self.world.recover(size_bytes, (disk + [ABSENT] * chunks)[:chunks])
+        for size_bytes in files:
+            self.world.add_file(size_bytes)
         for size_bytes in opened:
             self.world.open_new(size_bytes)
 
@@ -176,6 +185,68 @@ class Moves(RuleBasedStateMachine):
         for read_id in [read_id for read_id, read in self.world.reads.items() if read.wake]:
             self.world.finish(read_id)
 
+    # ------------------------------------------------------------------------------------- plans
+
+    def can_declare(self) -> bool:
+        return bool(self.world.file_sizes) and len(self.world.plans) < 3
+
+    def has_plans(self) -> bool:
+        return bool(self.world.plans)
+
+    def can_follow(self) -> bool:
+        return self.can_open() and bool(self.path)
+
+    @precondition(can_declare)
+    @rule(
+        epochs=st.lists(st.lists(picks, min_size=1, max_size=12), min_size=1, max_size=3),
+        ranges=st.one_of(st.none(), st.tuples(st.floats(0, 1.1), lengths)),
+        order=st.sampled_from([Order.STRICT, Order.STRICT, Order.ANY]),
+        interleave=st.integers(1, 4),
+        missing=st.sets(st.integers(1, 6), max_size=2),
+        start=st.tuples(st.integers(0, 3), st.integers(0, 12)),
+    )
+    def declare(
+        self,
+        epochs: list[list[int]],
+        ranges: tuple[float, int] | None,
+        order: Order,
+        interleave: int,
+        missing: set[int],
+        start: tuple[int, int],
+    ) -> None:
+        """Files in any order, some of them again and again, whole or a range of each."""
+        sizes = [*self.world.file_sizes.values()]
+        orders = [[pick % len(sizes) for pick in entries] for entries in epochs]
+        orders[-1].append(len(sizes) - 1)  # plans made by `plan_of` have the files up to the last that is read
+        flat = None
+        if ranges is not None:
+            share, length_bytes = ranges
+            flat = [[n for file in entries for n in (int(share * sizes[file]), length_bytes)] for entries in orders]
+        plan = plan_of(orders, interleave=interleave, order=order, ranges=flat)
+        self.world.declare(plan, missing, start)
+        self.path = [1 + file for entries in orders for file in entries]
+        self.step = 0
+
+    @precondition(can_follow)
+    @rule(skip=st.sampled_from([0, 0, 0, 0, 1, 40]))
+    def open_next(self, skip: int) -> None:
+        """What the plan declared last says, or something further on."""
+        self.step += skip
+        self.world.open_file(self.path[self.step % len(self.path)])
+        self.step += 1
+
+    @precondition(has_plans)
+    @rule(pick=picks)
+    def cancel(self, pick: int) -> None:
+        self.world.remove_plan(pick % len(self.world.plans))
+
+    @precondition(has_plans)
+    @rule()
+    def look_at_plans(self) -> None:
+        for progress in self.world.scheduler.plans():
+            assert 0 <= progress.position <= progress.entries
+            assert 0 < progress.confidence <= 1
+
     # ------------------------------------------------------------------------------------- workers
 
     def has_fetches(self) -> bool:
@@ -262,6 +333,11 @@ class Moves(RuleBasedStateMachine):
             first = int(share * (len(found.disk) - 1))
             self.world.damage(found.object_id, first, min(first + 8, len(found.disk)), bypass)
 
+    @rule(full=st.booleans())
+    def disk_has_room(self, full: bool) -> None:
+        """Whether the store can make new cache files."""
+        self.world.disk_full = full
+
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.05, 0.3, 1.0, 7.0]))
     def time_passes(self, seconds: float) -> None:
         """Without a Tick: the alarm is late, as in a busy daemon."""
@@ -297,13 +373,23 @@ ANYTHING: dict[str, Callable[[Chance], Any]] = {
     "jitter": lambda chance: chance.random(),
     "seconds": lambda chance: chance.expovariate(20),
     "late_s": lambda chance: 0.0,
+    "epochs": lambda chance: [
+        [chance.randrange(256) for _ in range(chance.randint(1, 48))] for _ in range(chance.randint(1, 4))
+    ],
+    "ranges": lambda chance: chance.choice([None, None, (chance.random(), chance.randint(1, 2 * MIB))]),
+    "order": lambda chance: chance.choice([Order.STRICT, Order.STRICT, Order.ANY]),
+    "interleave": lambda chance: chance.randint(1, 4),
+    "missing": lambda chance: set() if chance.random() < 0.8 else {chance.randint(1, 6)},
+    "start": lambda chance: (chance.randint(0, 3), chance.randint(0, 12)) if chance.random() < 0.2 else (0, 0),
+    "skip": lambda chance: chance.choice([0] * 20 + [1, 40]),
+    "full": lambda chance: chance.random() < 0.1,
 }
 """By the names of the moves' arguments."""
 
-MOVES: list[tuple[int, Callable[..., Any], Callable[..., Any], list[str]]] = [
+MOVES: list[tuple[float, Callable[..., Any], Callable[..., Any], list[str]]] = [
     (2, Moves.can_open, Moves.open_new, ["size_bytes", "bypass"]),
     (2, Moves.can_open_again, Moves.open_again, ["pick"]),
-    (2, Moves.can_read, Moves.close, ["pick"]),
+    (4, Moves.can_read, Moves.close, ["pick"]),
     (1, Moves.can_read, Moves.want_whole, ["pick"]),
     (2, Moves.can_read, Moves.pass_through, ["pick"]),
     (4, Moves.can_read, Moves.read_anywhere, ["pick", "share", "length_bytes"]),
@@ -317,6 +403,11 @@ MOVES: list[tuple[int, Callable[..., Any], Callable[..., Any], list[str]]] = [
     (1, Moves.has_ended, Moves.late_message, ["pick", "kind"]),
     (8, Moves.disk_is_busy, Moves.disk_answers, ["pick"]),
     (1, Moves.can_read, Moves.damage, ["pick", "share", "bypass"]),
+    (1, Moves.can_declare, Moves.declare, ["epochs", "ranges", "order", "interleave", "missing", "start"]),
+    (8, Moves.can_follow, Moves.open_next, ["skip"]),
+    (0.3, Moves.has_plans, Moves.cancel, ["pick"]),
+    (1, Moves.has_plans, Moves.look_at_plans, []),
+    (1, lambda moves: True, Moves.disk_has_room, ["full"]),
     (8, lambda moves: True, Moves.time_passes, ["seconds"]),
     (4, Moves.alarm_is_set, Moves.tick, ["late_s"]),
 ]
@@ -334,6 +425,7 @@ def play(seed: int, steps: int = LONG_STEPS) -> None:
         last_failure=chance.choice([None, *FailureKind]),
         left=[(chance.randint(1, 6 * CHUNK_BYTES), chance.choices([ABSENT, OLD, OLD, OLD_BAD], k=6)) for _ in range(3)],
         opened=[ANYTHING["size_bytes"](chance) for _ in range(3)],
+        files=[ANYTHING["size_bytes"](chance) for _ in range(chance.choice([0, 1, 6, 20]))],
     )
     weights = [weight for weight, _, _, _ in MOVES]
     for _, possible, move, arguments in chance.choices(MOVES, weights, k=steps):
@@ -402,6 +494,16 @@ def _prefetch_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_retry", retry)
 
 
+def _remember_what_was_admitted_in_vain(patch: pytest.MonkeyPatch) -> None:
+    honest = Foresight.object_added
+
+    def object_added(self: Foresight, found: CachedObject, file_id: int) -> bool:
+        honest(self, found, file_id)
+        return False
+
+    patch.setattr(Foresight, "object_added", object_added)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -412,6 +514,7 @@ def _prefetch_first(patch: pytest.MonkeyPatch) -> None:
         _release_under_the_kernel,
         _trust_bad_checksums,
         _prefetch_first,
+        _remember_what_was_admitted_in_vain,
     ],
     ids=lambda plant: plant.__name__.strip("_"),
 )

@@ -11,10 +11,12 @@ The state machine drives it at random, the unit tests by hand.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span, disk_bytes
+from s3prefetchfs.core.plan import Plan
 from s3prefetchfs.core.scheduler import READ_GRACE_S, Scheduler
 from s3prefetchfs.errors import FailureKind
 
@@ -37,6 +39,7 @@ class ModelObject:
     size_bytes: int
     disk: bytearray
     bypass: bool = False
+    file_id: int = 0
     handles: set[int] = field(default_factory=set)
     failures: set[FailureKind] = field(default_factory=set)
     evicting: bool = False
@@ -94,6 +97,8 @@ class World:
     Attributes:
         fetches, verifies, releases, evictions: instructions that wait for their answer, in order of arrival.
         reads: those not finished. alarm_s: when a Tick is due, if one is.
+        file_sizes: by file id, of the files that plans may speak of. file_objects: those that are in the cache.
+        disk_full: no object that is made from now on gets a cache file.
         broken: an event was not taken in to its end: the history is over.
         checked: whether to check everything after every event, which costs time in proportion to the cache.
     """
@@ -123,6 +128,10 @@ class World:
         self.releases: list[ev.Release] = []
         self.evictions: list[ev.Evict] = []
         self.gone: list[int] = []
+        self.file_sizes: dict[int, int] = {}
+        self.file_objects: dict[int, int] = {}
+        self.plans: list[int] = []
+        self.disk_full = False
         self.fetched_bytes = 0
         self.broken = False
         self._retrying: list[ModelFetch] = []  # failed, and perhaps still reserved
@@ -144,12 +153,36 @@ class World:
 
     # ------------------------------------------------------------------------------------- what can happen
 
-    def add(self, size_bytes: int, *, bypass: bool = False) -> int:
+    def add(self, size_bytes: int, *, bypass: bool = False, file_id: int = 0) -> int:
         """A new object; returns its id."""
-        found = ModelObject(self._id(), size_bytes, bytearray(chunk_count(size_bytes)), bypass)
+        bypass = bypass or self.disk_full
+        found = ModelObject(self._id(), size_bytes, bytearray(chunk_count(size_bytes)), bypass, file_id)
         self.objects[found.object_id] = found
-        self.send(ev.ObjectAdded(found.object_id, size_bytes, bypass=bypass))
+        if file_id:
+            self.file_objects[file_id] = found.object_id
+        self.send(ev.ObjectAdded(found.object_id, size_bytes, bypass=bypass, file_id=file_id))
         return found.object_id
+
+    def add_file(self, size_bytes: int) -> None:
+        """The bucket has one more file for plans to speak of."""
+        self.file_sizes[1 + len(self.file_sizes)] = size_bytes
+
+    def open_file(self, file_id: int) -> int:
+        """Open a file that plans may speak of; returns the handle's id."""
+        if file_id not in self.file_objects:
+            self.add(self.file_sizes[file_id], file_id=file_id)
+        return self.open(self.file_objects[file_id])
+
+    def declare(self, plan: Plan, missing: Collection[int], start: tuple[int, int]) -> None:
+        """A plan of all files in order of their ids, some of which the bucket no longer has."""
+        plan_id = self._id()
+        self.plans.append(plan_id)
+        files = [0 if file_id in missing else file_id for file_id in self.file_sizes]
+        objects = [self.file_objects.get(file_id, 0) for file_id in files]
+        self.send(ev.PlanAdded(plan_id, plan, files, [*self.file_sizes.values()], objects, start))
+
+    def remove_plan(self, index: int) -> None:
+        self.send(ev.PlanRemoved(self.plans.pop(index)))
 
     def recover(self, size_bytes: int, disk: list[int]) -> int:
         """An object that a previous session left, its chunks ABSENT, OLD or OLD_BAD; returns its id."""
@@ -285,11 +318,13 @@ class World:
             assert all(FailureKind.TIMEOUT in read.found.failures for read in timed_out), "served by its deadline only"
 
     def shut(self) -> None:
-        """Finish and close everything, answer what is left: nothing must be on its way then, nothing planned."""
+        """Finish, close, cancel everything, answer what is left: nothing must be on its way then, nothing planned."""
         for read_id in list(self.reads):
             self.finish(read_id)
         for handle_id in list(self.handles):
             self.close(handle_id)
+        while self.plans:
+            self.remove_plan(0)
         for _ in range(STEPS_TO_REST):
             if not (self.fetches or self.verifies or self.releases or self.evictions or self.alarm_s is not None):
                 break
@@ -334,6 +369,7 @@ class World:
         self.broken = True
         out = self.scheduler.handle(event, self.now)
         prefetches = []
+        admitted: list[int] = []
         for instruction in out:
             match instruction:
                 case ev.Fetch():
@@ -352,6 +388,9 @@ class World:
                     self._on_evict(instruction)
                 case ev.VersionGone():
                     self.gone.append(instruction.object_id)
+                case ev.Admit():
+                    assert instruction.file_id not in self.file_objects, "its object is there"
+                    admitted.append(instruction.file_id)
                 case ev.WakeAt():
                     assert self.alarm_s is None or instruction.at_s < self.alarm_s
                     self.alarm_s = instruction.at_s
@@ -360,6 +399,8 @@ class World:
             self.scheduler.check()
             self._check(prefetches)
         self.broken = False
+        for file_id in admitted:
+            self.add(self.file_sizes[file_id], file_id=file_id)
         return out
 
     def _on_fetch(self, fetch: ev.Fetch) -> ModelFetch:
@@ -426,6 +467,7 @@ class World:
         assert all(verify.object_id != evict.object_id for verify in self.verifies)
         assert GOING not in found.disk
         found.evicting = True
+        self.file_objects = {file: known for file, known in self.file_objects.items() if known != found.object_id}
         self.evictions.append(evict)
 
     def _note_failure(self, fetch: ModelFetch, kind: FailureKind) -> None:
