@@ -102,7 +102,7 @@ $(VENV)/.test-packages: | $(VENV)/.system-packages
 	touch $@
 
 # pyfuse3 comes as source, and so does our C library: what builds them is locked and installed first.
-$(VENV)/.python-packages: requirements.lock requirements-build.lock pyproject.toml s3prefetchfs/fuse/_passthrough.c \
+$(VENV)/.python-packages: requirements.lock requirements-build.lock pyproject.toml s3prefetchfs/fuse/_open_reply.c \
         | $(VENV)/.system-packages
 	@$(FUNCTIONS)
 	[ -x $(BIN)/python ] || "$$(fit_python)" -m venv $(VENV)

@@ -130,6 +130,13 @@ class Catalog:
             if self._lookups.get(question) is done:
                 del self._lookups[question]
 
+    def believed_listing(self, ino: int) -> Listing | None:
+        """The complete listing of a directory, if all of it may still be believed; None, too, for what is none."""
+        try:
+            return self._namespace.listing(ino, trio.current_time())
+        except (KeyError, NotADirectoryError):
+            return None
+
     async def open_directory(self, ino: int) -> OpenDirectory:
         """A listing of the directory: one that is still believed, or one that now begins."""
         return self._open_below(self._namespace.prefix_of(ino))

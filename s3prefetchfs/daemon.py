@@ -31,6 +31,7 @@ from s3prefetchfs.engine import Engine
 from s3prefetchfs.errors import FailureKind, RequestError, UserError, only
 from s3prefetchfs.fuse import kernel
 from s3prefetchfs.fuse.adapter import Adapter
+from s3prefetchfs.fuse.directories import Directories
 from s3prefetchfs.fuse.holders import find_holders
 from s3prefetchfs.fuse.mounts import unmount
 from s3prefetchfs.fuse.passthrough import Passthrough
@@ -122,8 +123,10 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
                     return await trio.to_thread.run_sync(opens.freeze().to_json)
 
                 control = Control({b"status.json": status.json, b"opens": opens_json}, plans)
+                directories = Directories(catalog)
+                services.start_soon(directories.run)
                 passthrough = Passthrough(metrics.kernel)
-                adapter = Adapter(config, engine, catalog, control, passthrough, metrics, opens)
+                adapter = Adapter(config, engine, catalog, control, directories, passthrough, metrics, opens)
                 connection = kernel.Connection(adapter, config, passthrough, metrics.kernel)
                 try:
                     await _session(config, connection, status, on_ready)

@@ -16,13 +16,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
 
-from s3prefetchfs.catalog import Catalog, OpenDirectory
+from s3prefetchfs.catalog import Catalog
 from s3prefetchfs.config import Config
 from s3prefetchfs.control import DIRECTORY_INO, DIRECTORY_NAME, Control, Refused
 from s3prefetchfs.core.opens import OpensRecord
@@ -30,6 +29,7 @@ from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
 from s3prefetchfs.engine import Engine, Version
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.fuse import kernel
+from s3prefetchfs.fuse.directories import Directories
 from s3prefetchfs.fuse.passthrough import Passthrough
 from s3prefetchfs.metrics import Metrics
 
@@ -80,21 +80,13 @@ def _border(
     return guarded
 
 
-@dataclass(slots=True, eq=False)
-class _DirectoryHandle:
-    """`directory` is None before the first read; a control directory has `names` instead, which stay as they were."""
-
-    ino: int
-    directory: OpenDirectory | None = None
-    names: Sequence[tuple[bytes, int]] = ()
-
-
 class Adapter(pyfuse3.Operations):
     """See the module's docstring.
 
     Args:
         config: owner, modes, TTL.
         engine, catalog, control: who answers.
+        directories: those that are open.
         passthrough: which files the kernel reads by itself.
         metrics: counted into.
         opens: told of every file that is opened.
@@ -109,6 +101,7 @@ class Adapter(pyfuse3.Operations):
         engine: Engine,
         catalog: Catalog,
         control: Control,
+        directories: Directories,
         passthrough: Passthrough,
         metrics: Metrics,
         opens: OpensRecord,
@@ -123,7 +116,7 @@ class Adapter(pyfuse3.Operations):
         self._prefix_bytes = len(config.prefix.encode())
         self._handles = itertools.count(1)
         self._passthrough = passthrough
-        self._directories: dict[int, _DirectoryHandle] = {}
+        self._directories = directories
         self._mounted_ns = time.time_ns()
 
     # ------------------------------------------------------------------------------------- names
@@ -191,7 +184,10 @@ class Adapter(pyfuse3.Operations):
     @_border
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         handle_id = next(self._handles)
-        self._directories[handle_id] = _DirectoryHandle(inode)
+        if _is_control(inode):
+            self._directories.open_control(handle_id, inode)
+        else:
+            self._directories.open(handle_id, inode)
         return handle_id
 
     @_border
@@ -212,12 +208,13 @@ class Adapter(pyfuse3.Operations):
                     return
             return
         # Not before somebody reads: programs like df open directories for other reasons.
-        if handle.directory is None or start_id == 0:
-            handle.directory = await self._catalog.open_directory(handle.ino)
+        directory = handle.directory
+        if directory is None or start_id == 0:
+            directory = await self._directories.begin(handle)
         first = max(start_id - 2, 0)
         replied = False
         while not replied:  # for a reply without entries means the end
-            entries = await self._catalog.entries(handle.directory, first)
+            entries = await self._catalog.entries(directory, first)
             now = trio.current_time()
             before = first
             for first, entry, fresh_until_s in entries:
@@ -233,7 +230,7 @@ class Adapter(pyfuse3.Operations):
 
     @_border
     async def releasedir(self, fh: int) -> None:
-        del self._directories[fh]
+        self._directories.close(fh)
 
     # ------------------------------------------------------------------------------------- files
 

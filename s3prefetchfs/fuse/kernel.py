@@ -15,9 +15,10 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from s3prefetchfs.fuse import passthrough  # before pyfuse3: see there
+from s3prefetchfs.fuse import open_reply  # before pyfuse3: see there
 
 # isort: split
 
@@ -26,6 +27,7 @@ import trio
 
 from s3prefetchfs.config import Config
 from s3prefetchfs.errors import UserError
+from s3prefetchfs.fuse import passthrough
 from s3prefetchfs.fuse.handmount import HandMount, InitSettings
 from s3prefetchfs.fuse.mounts import FS_TYPE, all_mounts, unmount
 from s3prefetchfs.metrics import KernelFigures
@@ -116,7 +118,7 @@ class Connection:
         """Why there will be no passthrough, if that is known before the kernel was asked; empty if it is not."""
         if self._config.passthrough == "off":
             return "--passthrough is off"
-        if passthrough.LIBRARY is None:
+        if open_reply.LIBRARY is None:
             return "the C library was not built when s3prefetchfs was installed: it takes a compiler and libfuse3-dev"
         if self._hand_mount is None:
             return f"mount(2) says: {refusal.strerror}" if refusal is not None else "only root may have it"
@@ -285,13 +287,21 @@ def forget_name(parent_ino: int, name: bytes) -> None:
 
 async def name_forgotten(parent_ino: int, name: bytes) -> None:
     """Return once the kernel will look the name up again, or after a second at the latest."""
+    await _forgotten(partial(pyfuse3.invalidate_entry, pyfuse3.InodeT(parent_ino), pyfuse3.FileNameT(name)))
 
-    def forget() -> None:
-        with suppress(OSError):  # it does not know the name
-            pyfuse3.invalidate_entry(pyfuse3.InodeT(parent_ino), pyfuse3.FileNameT(name))
+
+async def content_forgotten(ino: int) -> None:
+    """Return once the kernel will read the directory again, or after a second at the latest."""
+    await _forgotten(partial(pyfuse3.invalidate_inode, pyfuse3.InodeT(ino)))
+
+
+async def _forgotten(forget: Callable[[], None]) -> None:
+    def try_to_forget() -> None:
+        with suppress(OSError):  # it does not know what to forget
+            forget()
 
     with trio.move_on_after(FORGET_TIMEOUT_S):
-        await trio.to_thread.run_sync(forget, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(try_to_forget, abandon_on_cancel=True)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

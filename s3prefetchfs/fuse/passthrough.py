@@ -11,22 +11,20 @@ is open: whoever opens it meanwhile gets the mode it is in, and only the first o
 A release reaches us after the kernel has let go of the handle, so what we believe to be open always covers what the
 kernel believes to be.
 
-The reply itself is made by a small C library (`_passthrough.c`), which must be in the process before pyfuse3 is:
-whoever imports pyfuse3 imports this module first.
+The reply says more than pyfuse3 can: see `fuse.open_reply`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
-import importlib.util
 import logging
 import os
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from s3prefetchfs.fuse import open_reply
 from s3prefetchfs.metrics import KernelFigures
 
 log = logging.getLogger(__name__)
@@ -56,24 +54,6 @@ class BackingError(Exception):
     def __init__(self, error: OSError) -> None:
         super().__init__(_REASONS.get(error.errno or 0, error.strerror or str(error)))
         self.errno = error.errno
-
-
-def load_library() -> ctypes.CDLL | None:
-    """The C library, put where pyfuse3's calls find it; None if it was not built, or does not load."""
-    spec = importlib.util.find_spec("s3prefetchfs.fuse._passthrough")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        library = ctypes.CDLL(spec.origin, mode=ctypes.RTLD_GLOBAL)
-        library.s3prefetchfs_pass_next_open.argtypes = (ctypes.c_uint64, ctypes.c_int32)
-        library.s3prefetchfs_pass_next_open.restype = None
-    except (OSError, AttributeError) as error:
-        log.warning("%s does not load: %s", spec.origin, error)
-        return None
-    return library
-
-
-LIBRARY = load_library()
 
 
 def open_backing(device_fd: int, path: str) -> int:
@@ -158,9 +138,8 @@ class Passthrough:
         if inode.backing_id is None:
             self._figures.opens_normal += 1
         else:
-            assert LIBRARY is not None
             self._figures.opens_passthrough += 1
-            LIBRARY.s3prefetchfs_pass_next_open(handle_id, inode.backing_id)
+            open_reply.prepare(handle_id, open_reply.PASSTHROUGH | open_reply.NOFLUSH, inode.backing_id)
 
     def release(self, handle_id: int) -> None:
         """A handle is closed; with the last one of its inode goes the backing id."""

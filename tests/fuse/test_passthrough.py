@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from s3prefetchfs.fuse import passthrough
+from s3prefetchfs.fuse import open_reply, passthrough
 from s3prefetchfs.fuse.passthrough import BackingError, Passthrough
 from s3prefetchfs.metrics import KernelFigures
 
@@ -45,7 +45,8 @@ class Kernel:
         assert device_fd == DEVICE_FD
         del self.ids[backing_id]
 
-    def s3prefetchfs_pass_next_open(self, handle_id: int, backing_id: int) -> None:
+    def prepare(self, handle_id: int, flags: int, backing_id: int) -> None:
+        assert flags == open_reply.PASSTHROUGH | open_reply.NOFLUSH
         self.passed = handle_id, backing_id
 
     def reply(self, ino: int, handle_id: int) -> int | None:
@@ -67,7 +68,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
     monkeypatch.setattr(passthrough, "open_backing", kernel.open_backing)
     monkeypatch.setattr(passthrough, "close_backing", kernel.close_backing)
-    monkeypatch.setattr(passthrough, "LIBRARY", kernel)
+    monkeypatch.setattr(open_reply, "prepare", kernel.prepare)
     return kernel
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from s3prefetchfs.fuse import open_reply
 from tests.mount.conftest import Mount
-from tests.mount.mounted import PATIENCE_S, Mounted
+from tests.mount.mounted import PATIENCE_S, Mounted, eventually
 from tests.servers import StandInBucket
 
 COUNTS = (1, 23, 24, 100, 5000)
@@ -180,3 +183,59 @@ def test_two_readers_of_a_directory(mnt: Mounted) -> None:
                 names[1].append(name)
         assert names[0] == names[1]
         assert len(names[0]) == 5002
+
+
+@contextmanager
+def stopped(mnt: Mounted) -> Iterator[None]:
+    """The daemon stands still meanwhile; not for ever, so that who needs it fails and does not hang."""
+    resumed = threading.Event()
+
+    def resume() -> None:
+        resumed.set()
+        mnt.process.send_signal(signal.SIGCONT)
+
+    rescue = threading.Timer(PATIENCE_S, resume)
+    mnt.process.send_signal(signal.SIGSTOP)
+    rescue.start()
+    try:
+        yield
+        assert not resumed.is_set(), "somebody waited for the daemon"
+    finally:
+        rescue.cancel()
+        resume()
+
+
+@pytest.mark.skipif(open_reply.LIBRARY is None, reason="needs the C library")
+def test_a_directory_that_is_read_again_comes_from_the_kernel(mnt: Mounted) -> None:
+    """The first reading brings the listing, the second one fills the kernel's memory, the third needs nobody."""
+    path = mnt / "short/5000"
+    os.listdir(path)
+    expected = sorted(os.listdir(path))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with stopped(mnt):
+            assert sorted(os.listdir(descriptor)) == expected
+    finally:
+        os.close(descriptor)
+
+
+def rewound(directory: Directory) -> list[bytes]:
+    directory.rewind()
+    return directory.rest()
+
+
+def test_what_the_kernel_keeps_of_a_directory_grows_old(bucket: StandInBucket, mount: Mount) -> None:
+    """No longer than the TTL is it shown what a directory was: not to who opens it, nor to who rewinds it."""
+    bucket.synthesize("d/k", 1000, 1)
+    mnt = mount(bucket, "--workers", "1", "--metadata-ttl", "1s")
+    for number in range(3):
+        for _ in range(3):
+            os.listdir(mnt / "d")
+        with opened(mnt / "d") as directory:
+            before = directory.rest()
+            new = f"new-{number}"
+            bucket.put(f"d/{new}", b"x")
+            eventually(partial(os.listdir, mnt / "d"), lambda names, new=new: new in names)
+            if number == 0:
+                eventually(partial(rewound, directory), lambda names, before=before: len(names) > len(before))
+    assert len(os.listdir(mnt / "d")) == 1003

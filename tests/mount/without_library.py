@@ -9,7 +9,7 @@ _find_spec = importlib.util.find_spec
 
 
 def _without_library(name: str, package: str | None = None) -> ModuleSpec | None:
-    return None if name == "s3prefetchfs.fuse._passthrough" else _find_spec(name, package)
+    return None if name == "s3prefetchfs.fuse._open_reply" else _find_spec(name, package)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 /*
- * Answers OPEN with a backing file, which pyfuse3 and libfuse before 3.17 have no way to say.
+ * Answers OPEN and OPENDIR with what pyfuse3 has no way to say: a backing file (nor has libfuse before 3.17), and that
+ * the kernel may keep what it reads of a directory.
  *
  * Loaded with RTLD_GLOBAL before pyfuse3, so that the fuse_reply_open pyfuse3 calls is this one. The handler of an OPEN
- * says with s3prefetchfs_pass_next_open() what the reply to it shall carry, and returns; pyfuse3 then replies at
- * once, in the same thread and with nothing between. So one slot is enough, and none is ever left behind: a reply
- * about any other handle goes to libfuse as it is.
+ * says with s3prefetchfs_next_open() what the reply to it shall carry, and returns; pyfuse3 then replies at once, in
+ * the same thread and with nothing between. So one slot is enough, and none is ever left behind: a reply about any
+ * other handle goes to libfuse as it is.
  *
  * The reply is struct fuse_open_out of the kernel's protocol (<linux/fuse.h>), written out here because the
  * headers of an older kernel call its last field padding. It goes out with fuse_reply_buf, so nothing depends on what
@@ -18,9 +19,6 @@
 #include <fuse3/fuse_lowlevel.h>
 #include <stdint.h>
 
-#define OPEN_NOFLUSH (1u << 5)     /* FOPEN_NOFLUSH, Linux 5.16: close() does not ask, there is nothing to write */
-#define OPEN_PASSTHROUGH (1u << 7) /* FOPEN_PASSTHROUGH, Linux 6.9 */
-
 struct open_out {
     uint64_t fh;
     uint32_t open_flags;
@@ -31,26 +29,23 @@ _Static_assert(sizeof(struct open_out) == 16, "struct fuse_open_out");
 
 typedef int reply_open(fuse_req_t req, const struct fuse_file_info *fi);
 
-static uint64_t passed_fh;
-static int32_t passed_id; /* the kernel's ids begin at 1 */
+static struct open_out next; /* for the next reply, if its open_flags are not 0 */
 
-/* The next reply to OPEN, if it is about the handle `fh`, names the backing file `backing_id`. */
-void s3prefetchfs_pass_next_open(uint64_t fh, int32_t backing_id)
+/* The next reply to OPEN or OPENDIR, if it is about the handle `fh`, carries these flags (FOPEN_*, not 0), and the
+ * backing file `backing_id`, or 0. */
+void s3prefetchfs_next_open(uint64_t fh, uint32_t open_flags, int32_t backing_id)
 {
-    passed_fh = fh;
-    passed_id = backing_id;
+    next = (struct open_out){fh, open_flags, backing_id};
 }
 
 int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *fi)
 {
     static reply_open *libfuse;
+    struct open_out out = next;
 
-    if (passed_id > 0 && passed_fh == fi->fh) {
-        struct open_out out = {fi->fh, OPEN_PASSTHROUGH | OPEN_NOFLUSH, passed_id};
-        passed_id = 0;
+    next.open_flags = 0;
+    if (out.open_flags && out.fh == fi->fh)
         return fuse_reply_buf(req, (const char *)&out, sizeof out);
-    }
-    passed_id = 0;
     if (!libfuse)
         libfuse = (reply_open *)dlsym(RTLD_NEXT, "fuse_reply_open");
     return libfuse ? libfuse(req, fi) : fuse_reply_err(req, ENOSYS);
