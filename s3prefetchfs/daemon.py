@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -40,6 +41,7 @@ from s3prefetchfs.plans import Plans
 from s3prefetchfs.s3.client import ClientSettings
 from s3prefetchfs.s3.pool import Pool
 from s3prefetchfs.store.store import Store
+from s3prefetchfs.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +61,12 @@ STOP_TIMEOUT_S = 5.0
 """What the workers and the index get to finish; then the daemon ends without them."""
 
 
-def run(config: Config, on_ready: Callable[[], None]) -> int:
+def run(config: Config, on_ready: Callable[..., None]) -> int:
     """Mount, serve until unmounted, clean up.
 
     Args:
         config: of the mount; its mountpoint was checked.
-        on_ready: called once the mount is usable.
+        on_ready: called once the mount is usable, with what its user should know, each a line of text.
 
     Returns:
         The exit code of the process.
@@ -84,7 +86,7 @@ def run(config: Config, on_ready: Callable[[], None]) -> int:
     raise error
 
 
-async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
+async def _serve(config: Config, on_ready: Callable[..., None]) -> int:
     metrics = Metrics()
     engine: Engine
     pool = Pool(
@@ -97,11 +99,12 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
         await workers.start(pool.run)
         namespace = Namespace(config.prefix.encode(), config.metadata_ttl_s)
         catalog = Catalog(namespace, pool, config.retry_timeout_s, metrics, kernel.forget_name)
-        await _check_bucket(config, catalog)
+        warnings = await _check_bucket(config, catalog)
         # Not every endpoint is in the configuration: a profile may name one. Two must not share a cache.
         directory = config.cache_dir / replace(config, endpoint_url=pool.endpoint_url).identity
         store = await trio.to_thread.run_sync(Store, directory)
         with closing(store):
+            warnings += _check_cache_size(config, store)
             scheduler = Scheduler(
                 capacity_bytes=_capacity_bytes(config, store),
                 max_connections=config.max_connections,
@@ -129,7 +132,7 @@ async def _serve(config: Config, on_ready: Callable[[], None]) -> int:
                 adapter = Adapter(config, engine, catalog, control, directories, passthrough, metrics, opens)
                 connection = kernel.Connection(adapter, config, passthrough, metrics.kernel)
                 try:
-                    await _session(config, connection, status, on_ready)
+                    await _session(config, connection, status, partial(on_ready, *warnings))
                 finally:
                     connection.close()
                     services.cancel_scope.cancel()
@@ -158,8 +161,10 @@ async def _session(config: Config, connection: kernel.Connection, status: Status
 
 
 async def _watch_signals(config: Config, session: trio.CancelScope) -> None:
-    """SIGTERM and SIGINT unmount. While the mount is in use they say by whom; the second one detaches it."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """Signals that end a process unmount. While the mount is in use they say by whom; the second one detaches it."""
+    for stray in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(stray, signal.SIG_IGN)  # meant for somebody else: a dead mountpoint is no answer
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) as signals:
         asked = 0
         async for number in signals:
             asked += 1
@@ -189,8 +194,8 @@ async def _tell_systemd(status: Status) -> None:
         notify.notify(f"STATUS=served {served / 1e9:.1f} GB, fetched {fetched / 1e9:.1f} GB from S3")
 
 
-async def _check_bucket(config: Config, catalog: Catalog) -> None:
-    """Ask S3 for one key of the prefix; nothing is mounted on a bucket that does not answer.
+async def _check_bucket(config: Config, catalog: Catalog) -> list[str]:
+    """Ask S3 for one key of the prefix; nothing is mounted on a bucket that does not answer. Returns warnings.
 
     Raises:
         UserError: it does not, and why.
@@ -200,8 +205,11 @@ async def _check_bucket(config: Config, catalog: Catalog) -> None:
         found = await catalog.check(config.prefix, config.mount_timeout_s)
     except RequestError as error:
         raise UserError(f"cannot read {where}: {error}", _HINTS.get(error.kind, "")) from None
-    if not found:
-        log.warning("%s has no keys yet", where)
+    if found:
+        return []
+    log.warning("%s has no keys yet", where)
+    advice = "; check its name: a prefix is a directory, not an object" if config.prefix else ""
+    return [f"{where} has no keys yet{advice}"]
 
 
 _HINTS = {
@@ -227,13 +235,29 @@ def _client_settings(config: Config) -> ClientSettings:
     )
 
 
+def _check_cache_size(config: Config, store: Store) -> list[str]:
+    """Warnings of a cache that its disk cannot hold."""
+    fits_bytes = _fitting_bytes(config, store)
+    if config.cache_size_bytes is None or config.cache_size_bytes <= fits_bytes:
+        return []
+    asked, fits = format_size(config.cache_size_bytes), format_size(fits_bytes)
+    warning = f"--cache-size is {asked}, but the disk of {config.cache_dir} has room for {fits}"
+    log.warning(warning)
+    return [warning]
+
+
+def _fitting_bytes(config: Config, store: Store) -> int:
+    """What is free on the disk, or already ours."""
+    ours_bytes = CHUNK_BYTES * sum(found.resident.count(1) for found in store.recovered())
+    return shutil.disk_usage(config.cache_dir).free + ours_bytes
+
+
 def _capacity_bytes(config: Config, store: Store) -> int:
-    """What the cache may hold: what was asked for, or nine tenths of what is free or already ours; less the index."""
+    """What the cache may hold: what was asked for, or nine tenths of what fits; less the index."""
     size_bytes = config.cache_size_bytes
     if size_bytes is None:
-        ours_bytes = CHUNK_BYTES * sum(found.resident.count(1) for found in store.recovered())
-        free_bytes = shutil.disk_usage(config.cache_dir).free + ours_bytes
-        size_bytes = free_bytes - free_bytes // FREE_SHARE_KEPT
+        fits_bytes = _fitting_bytes(config, store)
+        size_bytes = fits_bytes - fits_bytes // FREE_SHARE_KEPT
     return size_bytes - min(size_bytes // INDEX_MAX_SHARE, INDEX_BYTES + size_bytes // INDEX_SHARE)
 
 

@@ -27,7 +27,7 @@ def read_plan_file(path: Path, name: str | None = None) -> tuple[str, bytes]:
         if is_scratch(name):
             raise ValueError("kept for files that are not plans yet")
     except ValueError as error:
-        raise UserError(f"the plan {name} has a name that is {error}", "give it another one (--name)") from None
+        raise UserError(f"the plan {path} has a name that is {error}", "give it another one (--name)") from None
     try:
         with path.open("rb") as file:
             content = file.read(PLAN_MAX_BYTES + 1)

@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -365,6 +366,8 @@ class Plans:
         except* Exception as group:  # a bug, which must not end the mount
             log.exception("plan %s", name, exc_info=first(group))
             error = f"this is a bug, see the log: {first(group)!r}"
+            if not entry.in_force:
+                self._files.remove(name)
         finally:
             if error and not scope.cancel_called:  # else there is a later file to speak of
                 self._refuse(name, entry, error)
@@ -375,7 +378,14 @@ class Plans:
         epoch = min(start[0], len(plan.epochs) - 1)
         position = min(start[1], len(plan.epochs[epoch].files)) if epoch == start[0] else 0
         self._catalog.declare(name, resolved.declaration)
-        self._engine.add_plan(plan, resolved.versions, (epoch, position))
+        try:
+            self._engine.add_plan(plan, resolved.versions, (epoch, position))
+        except BaseException:  # a bug, of which nothing may be left
+            entry.in_force = False
+            self._catalog.withdraw(name)
+            with suppress(KeyError):
+                self._engine.remove_plan(name)
+            raise
         entry.in_force, entry.digest, entry.saved = True, digest, (start, False)
         missing = resolved.missing
         entry.warnings = [f"not in the bucket: {path}" for path in missing[:WARNINGS_MAX]]

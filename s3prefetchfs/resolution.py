@@ -21,7 +21,7 @@ from s3prefetchfs.config import Config
 from s3prefetchfs.core.listing import Listing
 from s3prefetchfs.core.namespace import declaration
 from s3prefetchfs.core.plan import Epoch, Plan, PlannedFile
-from s3prefetchfs.core.plan_format import PlanError, relative_path
+from s3prefetchfs.core.plan_format import ENTRIES_MAX, PlanError, check_bytes, relative_path
 from s3prefetchfs.core.plan_pattern import PathPattern, Place
 from s3prefetchfs.core.record import Entry, is_directory, name_of
 from s3prefetchfs.engine import Version
@@ -147,6 +147,7 @@ class _Resolution:
             plan, versions = self._without_patterns()
         if not plan.files:
             raise PlanError(f"no file of the bucket matches {missing[0]}: check the pattern with ls in the mount")
+        check_bytes(plan, [0 if version is None else version.size_bytes for version in versions])
         prefix_len = len(self._config.prefix)
         declared = (
             (version.key[prefix_len:].encode(), version.size_bytes, version.etag)
@@ -184,6 +185,10 @@ def _renumbered(epoch: Epoch, new_numbers: Sequence[Sequence[int]]) -> Epoch:
     files, ranges = array("I"), array("Q")
     for entry, number in enumerate(epoch.files):
         files.extend(new_numbers[number])
+        if len(files) > ENTRIES_MAX:
+            raise PlanError(
+                f"its patterns stand for more than {ENTRIES_MAX:,} entries: write each only once, or split the plan"
+            )
         if epoch.ranges is not None:
             ranges.extend([*epoch.ranges[2 * entry : 2 * entry + 2]] * len(new_numbers[number]))
     return Epoch(memoryview(files), None if epoch.ranges is None else memoryview(ranges))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from s3prefetchfs.config import OPTIONS, PATH, PATHS, TEXT, Config
+from s3prefetchfs.config import MODE, OPTIONS, PATH, PATHS, TEXT, Config
 from s3prefetchfs.errors import UserError
 
 USAGE_EXIT_CODE = 2
@@ -44,7 +44,13 @@ def _refuse(message: str, hint: str) -> UserError:
     return UserError(message, hint, USAGE_EXIT_CODE)
 
 
+FILE_MAX_BYTES = 1024 * 1024
+"""Of a configuration."""
+
+
 def _unknown(what: str, name: str, known: Iterable[str], spell: Callable[[str], str] = str) -> UserError:
+    if not name:
+        return _refuse(f"{what.strip()} has an empty name", f"write one of {', '.join(map(spell, known))}")
     (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
     return _refuse(f"{what} is unknown", f"the nearest valid name is {spell(nearest)}")
 
@@ -79,10 +85,14 @@ def _from_aws_environment() -> dict[str, _Given]:
 def _from_file(path: Path) -> dict[str, _Given]:
     """A TOML file. Relative paths in it start at its own directory."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(FILE_MAX_BYTES + 1)
+        if len(content) > FILE_MAX_BYTES:
+            raise _refuse(f"{path} is larger than {FILE_MAX_BYTES >> 20} MiB", "give a TOML file to --config")
+        document = tomllib.loads(content.decode())
     except OSError as error:
         raise _refuse(f"cannot read {path}: {error.strerror}", "give a readable TOML file to --config") from None
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8, or nested without end
         raise _refuse(f"{path}: {error}", 'write TOML: one option a line, such as cache-size = "500GiB"') from None
     known = ("bucket", "mountpoint", *OPTIONS)
     given = {}
@@ -97,8 +107,11 @@ def _from_file(path: Path) -> dict[str, _Given]:
         if kind is PATHS and isinstance(value, list) and value and all(isinstance(part, str) for part in value):
             value = os.pathsep.join(value)
         if type(value) not in kind.toml or isinstance(value, list):
-            wanted = "true or false" if kind.toml == (bool,) else f'text, such as {key} = "..."'
-            raise _refuse(f"{origin}: {value!r} is not of the right type", f"write {wanted}")
+            example = '"0444"' if kind is MODE else '"..."'
+            wanted = "true or false" if kind.toml == (bool,) else f"text, such as {key} = {example}"
+            if int in kind.toml:
+                wanted = f"a whole number, or {wanted}"
+            raise _refuse(f"{origin}: a {type(value).__name__} is not of the right type", f"write {wanted}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if kind in (PATH, PATHS) and text:
             parts = text.split(os.pathsep) if kind is PATHS else [text]

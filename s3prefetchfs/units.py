@@ -22,6 +22,9 @@ _SIZE_UNITS |= {unit.lower(): factor for unit, factor in _SIZE_UNITS.items()}
 """`GB` is 10^9 and `GiB` 2^30. `G` alone is either, depending on whom one asks, and `Gb` is a gigabit: both are
 refused."""
 
+LARGEST_BYTES = 2**62
+"""No disk has as much, and nothing that is computed from it overflows."""
+
 _DURATION_UNITS = {"": "1", "ms": "0.001", "s": "1", "m": "60", "min": "60", "h": "3600", "d": "86400"}
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
@@ -34,8 +37,13 @@ def parse_size(text: str) -> int:
         ValueError: what a size looks like.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    if match is not None and f"{match[2]}iB" in _SIZE_UNITS:
+        number, unit = match[1], match[2]
+        raise ValueError(f"a size: write {number}{unit}iB (powers of 1024) or {number}{unit}B (of 1000)")
     if match is None or match[2] not in _SIZE_UNITS:
         raise ValueError("a size: write 500GiB, 2TB, 64MiB (MB is 10^6 bytes, MiB is 2^20) or plain bytes")
+    if Decimal(match[1]) * _SIZE_UNITS[match[2]] > LARGEST_BYTES:
+        raise ValueError("a size that any disk has")
     return int(Decimal(match[1]) * _SIZE_UNITS[match[2]])
 
 

@@ -7,6 +7,8 @@ on stderr and an exit code.
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import click
@@ -34,6 +36,17 @@ class _Verbs(VerbGroup):
         except UserError as error:
             _print_error(error)
             context.exit(error.exit_code)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            _print_error(UserError(f"cannot write the output: {error.strerror}", "make room, or write it elsewhere"))
+            _leave_stdout()
+            context.exit(1)
+
+
+def _leave_stdout() -> None:
+    """What could not be written is not tried again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _print_error(error: UserError) -> None:

@@ -22,15 +22,18 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+import click
 
 from s3prefetchfs.errors import UserError
 from s3prefetchfs.fuse.mounts import wait_for_exit
 
-Run = Callable[[Callable[[], None]], int]
-"""A daemon: calls its argument once it is usable, returns its exit code, raises UserError before it is ready."""
+Run = Callable[[Callable[..., None]], int]
+"""A daemon: calls its argument once it is usable, with what its user should know, each a line of text; returns its exit
+code, raises UserError before it is ready."""
 
 START_SLACK_S = 60.0
 """What a start may take besides reaching the endpoint: opening a large cache's index on a slow disk."""
@@ -78,6 +81,8 @@ def run_in_background(run: Run, log_file: Path, timeout_s: float) -> int:
         raise
     finally:
         os.close(reading)
+    for warning in report["warnings"]:
+        click.echo(f"s3prefetchfs: warning: {warning}", err=True)
     return 0
 
 
@@ -86,10 +91,11 @@ def _see(log_file: Path) -> str:
 
 
 def _be_the_child(run: Run, log_file: Path, writing: int) -> NoReturn:
-    def report(exit_code: int, message: str = "", hint: str = "") -> None:
+    def report(exit_code: int, message: str = "", hint: str = "", warnings: Sequence[str] = ()) -> None:
         nonlocal writing
         if writing >= 0:
-            line = json.dumps({"exit_code": exit_code, "message": message, "hint": hint}) + "\n"
+            document = {"exit_code": exit_code, "message": message, "hint": hint, "warnings": warnings}
+            line = json.dumps(document) + "\n"
             os.write(writing, line.encode())
             os.close(writing)
             writing = -1
@@ -97,7 +103,7 @@ def _be_the_child(run: Run, log_file: Path, writing: int) -> NoReturn:
     exit_code = 1
     try:
         _detach(log_file)
-        exit_code = run(lambda: report(0))
+        exit_code = run(lambda *warnings: report(0, warnings=warnings))
         report(exit_code or 1, "the daemon ended before it was ready", _see(log_file))
     except UserError as error:
         _logger.error("%s; %s", error.message, error.hint)

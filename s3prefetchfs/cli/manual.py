@@ -6,6 +6,7 @@ command one flag for each row of `config.OPTIONS`, and `typed` collects the text
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
@@ -42,6 +43,9 @@ class VerbGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self._verbs:
+            nearest = difflib.get_close_matches(name, self._verbs, n=1)
+            if nearest:
+                context.fail(f"No such command {name!r}. Did you mean {nearest[0]!r}?")
             return None
         command: click.Command = getattr(importlib.import_module(f"{self._package}.{name}"), name)
         return command

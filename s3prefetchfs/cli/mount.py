@@ -103,18 +103,18 @@ _PATH_VARIABLES = (
 """Files that botocore opens by name. Daemon and workers leave the working directory, so they are made absolute."""
 
 
-def _daemon(config: Config, on_ready: Callable[[], None]) -> int:
+def _daemon(config: Config, on_ready: Callable[..., None]) -> int:
     from s3prefetchfs.daemon import run  # heavy: after the checks, and in the background after the fork
 
     return run(config, on_ready)
 
 
-def start(config: Config, daemon: Callable[[Config, Callable[[], None]], int]) -> int:
+def start(config: Config, daemon: Callable[[Config, Callable[..., None]], int]) -> int:
     """Check, then run `daemon` here or in the background.
 
     Args:
         config: of the mount.
-        daemon: gets the configuration and what to call once it is usable; returns its exit code.
+        daemon: gets the configuration and what to call once it is usable (`background.Run`); returns its exit code.
 
     Returns:
         The exit code: the daemon's in the foreground; 0 in the background, where it is left running.
@@ -128,7 +128,7 @@ def start(config: Config, daemon: Callable[[Config, Callable[[], None]], int]) -
             os.environ[variable] = os.path.abspath(os.path.expanduser(path))
     if config.foreground:
         _start_log(config, config.log_file)
-        return daemon(preflight.check(config), lambda: None)
+        return daemon(preflight.check(config), lambda *_: None)
     log_file = config.log_file or config.cache_dir / f"{config.identity}.log"
     _start_log(config, log_file)
     checked = dataclasses.replace(preflight.check(config), log_file=log_file)

@@ -52,7 +52,7 @@ def status(mountpoint: str, as_json: bool) -> None:
 
     A mount that is dead or does not answer is reported as such within seconds.
     """
-    path = Path(os.path.abspath(mountpoint))
+    path = absolute(mountpoint)
     _, text = read_status(path)
     if as_json:
         click.echo(text, nl=not text.endswith(b"\n"))
@@ -64,6 +64,17 @@ def status(mountpoint: str, as_json: bool) -> None:
     if not isinstance(document, dict):
         raise UserError(f"the daemon of {path} gives a status that makes no sense", "see it with --json")
     _print(document)
+
+
+def absolute(mountpoint: str) -> Path:
+    """The path of a MOUNTPOINT as it was typed.
+
+    Raises:
+        UsageError: it is empty, which is no way to say the working directory.
+    """
+    if not mountpoint:
+        raise click.UsageError("MOUNTPOINT is empty: is a variable not set?")
+    return Path(os.path.abspath(mountpoint))
 
 
 def read_status(path: Path) -> tuple[Path, bytes]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
+from s3prefetchfs.cli.status import absolute
 from s3prefetchfs.errors import UserError
 from s3prefetchfs.fuse import mounts
 from s3prefetchfs.fuse.holders import Holder, find_holders
@@ -47,7 +48,7 @@ def umount(mountpoint: str | None, lazy: bool, config: str | None, quiet: bool) 
         if config is None:
             raise click.UsageError("Give a MOUNTPOINT, or --config FILE.")
         mountpoint = str(resolve({"config": config}).mountpoint)
-    path = Path(os.path.abspath(mountpoint))
+    path = absolute(mountpoint)
     mount = mounts.mount_at(path)
     if mount is None:
         if quiet:

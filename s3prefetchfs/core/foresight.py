@@ -172,15 +172,15 @@ class Foresight:
         if new_run:
             self._judge(in_place or list({piece.follower for piece in file.ranges}), bool(in_place), file, offset)
 
-    def closed(self, found: CachedObject, handle_id: int, was_read: bool) -> None:
-        """A handle of a file was closed, after something of it was read or not."""
+    def closed(self, found: CachedObject, handle_id: int) -> None:
+        """A handle of a file was closed: it was read, though what is in the kernel's memory is read unseen."""
         for piece in self._begun.pop(handle_id, ()):
-            piece.follower.finish(piece)  # what was read before is in the kernel's memory: the end was not seen
+            piece.follower.finish(piece)
         file = self._files.get(found.file_id)
         if file is None or found.handles:
             return
         for piece in list(file.pieces()):
-            if not (piece.whole and was_read and piece.follower.finish(piece)):
+            if not (piece.whole and piece.follower.finish(piece)):
                 piece.follower.rank(piece)
 
     def landed(self, found: CachedObject, first: int, last: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from s3prefetchfs.core.plan import Epoch, Order, Plan, PlannedFile
 
@@ -24,8 +24,17 @@ PATH_MAX_BYTES = 16_384
 
 EPOCHS_MAX = 100_000
 INTERLEAVE_MAX = 65_536
+NAME_MAX_CHARACTERS = PATH_MAX_BYTES // 12
+"""Of the note in a plan: what is written with six bytes a character can be read back."""
+
 OFFSET_MAX = 2**63 - 1
 """Offsets in files are signed (off_t)."""
+
+EPOCH_MAX_BYTES = 2**60
+"""What an epoch may read: positions on a plan's axis, which has some epochs, are signed, too."""
+
+ENTRIES_MAX = 50_000_000
+"""Of an epoch, when its patterns are replaced by what they match: 200 MB in memory."""
 
 _BOM = b"\xef\xbb\xbf"
 _BLANK = re.compile(rb"[ \t\r\n]{0,65536}")
@@ -67,8 +76,14 @@ def to_json(plan: Plan) -> bytes:
     """Write a plan down, compactly: `parse` gives back an equal one.
 
     Raises:
-        PlanError: it has a pattern, which only text can say.
+        PlanError: it has a pattern, which only text can say, or is beyond a limit, so that `parse` would refuse it.
     """
+    if plan.interleave > INTERLEAVE_MAX:
+        raise PlanError(f"it would read {plan.interleave:,} files at once: no more than {INTERLEAVE_MAX:,} can be")
+    if len(plan.epochs) > EPOCHS_MAX:
+        raise PlanError(f"it would have {len(plan.epochs):,} epochs: no more than {EPOCHS_MAX:,} can be")
+    if len(plan.name) > NAME_MAX_CHARACTERS or any("\ud800" <= character <= "\udfff" for character in plan.name):
+        raise PlanError(f"its name is not text, or has more than {NAME_MAX_CHARACTERS:,} characters")
     pieces = [
         f'{{"version":1,"name":{json.dumps(plan.name)},"order":"{plan.order.value}","interleave":{plan.interleave},'
         '"files":['
@@ -92,6 +107,27 @@ def to_json(plan: Plan) -> bytes:
         pieces.append("]")
     pieces.append("}\n")
     return "".join(pieces).encode()
+
+
+def check_bytes(plan: Plan, sizes: Sequence[int]) -> None:
+    """Whether what a plan reads can be counted.
+
+    Args:
+        sizes: of its files, in bytes.
+
+    Raises:
+        PlanError: an epoch reads more than EPOCH_MAX_BYTES.
+    """
+    largest_bytes = max(sizes, default=0)
+    for number, epoch in enumerate(plan.epochs):
+        if largest_bytes * len(epoch.files) <= EPOCH_MAX_BYTES:
+            continue
+        if sum(sizes[file] for file in epoch.files) > EPOCH_MAX_BYTES:
+            path = plan.files[sizes.index(largest_bytes)].path
+            raise PlanError(
+                f"epoch {number} reads more than {EPOCH_MAX_BYTES >> 60} EiB: correct the sizes of its files, the"
+                f" largest of which is {path} with {largest_bytes} bytes"
+            )
 
 
 def relative_path(path: str, bucket: str, prefix: str, mountpoint: str) -> str:
@@ -298,8 +334,11 @@ class _Json:
         def take_etag() -> None:
             nonlocal etag
             etag = self._string()
-            if not etag or '"' in etag:
-                raise self._error('"etag" is empty or has quotes in it', "write it as S3 has it between the quotes")
+            if not etag or '"' in etag or not (etag.isascii() and etag.isprintable()):
+                raise self._error(
+                    '"etag" is empty or has quotes or other odd characters in it',
+                    "write it as S3 has it between the quotes",
+                )
 
         self._object({"path": take_path, "size": take_size, "etag": take_etag})
         return PlannedFile(path, size_bytes, etag)

@@ -335,7 +335,7 @@ class Scheduler:
         found.handles.discard(event.handle_id)
         found.passed_through = found.passed_through and bool(found.handles)
         if found.file_id:
-            self._foresight.closed(found, event.handle_id, found.complete or handle.pattern.started)
+            self._foresight.closed(found, event.handle_id)
             self._plans_held_up = False
         self._settle(found)
 

@@ -208,7 +208,7 @@ class Pool:
         while True:
             why, lived_s = await self._run_worker(on_ready)
             if lived_s == 0 and on_ready is not None:
-                raise UserError(f"cannot start a worker process: {why}")
+                raise UserError(f"cannot talk to S3: {why}", "check --profile, --region and ~/.aws/config")
             if lived_s == 0 and not self._workers:
                 self._give_up_waiting(why)
             if lived_s > RESTART_MAX_S:
@@ -253,7 +253,7 @@ class Pool:
         for request_id, reached in worker.gets.items():
             self._on_message(_lost(request_id, reached, why))
         lived_s = 0.0 if ready_s is None else trio.current_time() - ready_s
-        return f"{why} ({worker.how_it_ended()})", lived_s
+        return why if worker.ended_well else f"{why} ({worker.how_it_ended()})", lived_s
 
     def _give_up_waiting(self, why: str) -> None:
         gets, self._gets = self._gets, deque()

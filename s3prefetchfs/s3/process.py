@@ -155,6 +155,11 @@ class WorkerProcess:
             with trio.move_on_after(STOP_TIMEOUT_S):  # a process in the middle of disk I/O may not die at once
                 await self._process.wait()
 
+    @property
+    def ended_well(self) -> bool:
+        """After `end`: it ended by itself, and of what there is nothing more to say."""
+        return self._process.returncode == 0
+
     def how_it_ended(self) -> str:
         """For people, after `end`."""
         code = self._process.returncode

@@ -53,7 +53,7 @@ class Advice:
 
     Attributes:
         first_bytes_per_s: bandwidth in the first epoch. warm_bytes_per_s: in the later ones, with the cache as it is.
-        cache_bytes: the cache with which the bandwidth as it is would do in the later ones; None if none would.
+        cache_bytes: the cache with which the bandwidth as it is would do in the later ones; None if none would, or any.
     """
 
     first_bytes_per_s: float
@@ -162,7 +162,7 @@ def advise(
     enough = bandwidth_bytes_per_s / (GOOD_UTILISATION * rate_bytes_per_s)
     few_bytes, many_bytes = 0, sum(sizes)
     cache_bytes = None
-    if len(read) > 1 and missed_share(many_bytes, warm) <= enough:
+    if len(read) > 1 and missed_share(many_bytes, warm) <= enough < missed_share(few_bytes, warm):
         for _ in range(SEARCH_STEPS):
             middle_bytes = (few_bytes + many_bytes) // 2
             if missed_share(middle_bytes, warm) <= enough:

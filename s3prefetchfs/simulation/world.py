@@ -23,6 +23,9 @@ DISK_S = 0.001
 
 READ_BYTES = 1024 * 1024
 
+PATIENCE_S = 1e9
+"""No simulated reader gives up, however slow the network is."""
+
 
 class World:
     """See the module's docstring.
@@ -44,7 +47,9 @@ class World:
         connections: int,
         passthrough: bool = True,
     ) -> None:
-        self.scheduler = Scheduler(capacity_bytes=capacity_bytes, max_connections=connections, retry_timeout_s=60.0)
+        self.scheduler = Scheduler(
+            capacity_bytes=capacity_bytes, max_connections=connections, retry_timeout_s=PATIENCE_S
+        )
         self.sizes = sizes
         self.now = 0.0
         self.fetched_bytes = 0

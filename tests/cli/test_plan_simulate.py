@@ -31,11 +31,11 @@ def test_for_people(plan_file: Path) -> None:
     """A row for each epoch, and what to do about it."""
     done = simulate(plan_file, *NETWORK, "--epochs", 2)
     assert done.exit_code == 0, done.output
-    heading, *rows, advice = done.stdout.splitlines()
+    heading, *rows, advice = done.stdout.splitlines()[:4]
     assert heading.split() == ["epoch", "read", "fetched", "least", "LRU", "stalled", "busy"]
     assert [row.split()[:3] for row in rows] == [["0", "64.0", "MiB"], ["1", "64.0", "MiB"]]
     assert advice.startswith("To keep the accelerator at 90% you need B >= ")
-    assert " or C >= " in advice
+    assert " in later epochs" in advice
 
 
 def test_for_programs(plan_file: Path) -> None:
@@ -84,7 +84,7 @@ def test_where_sizes_come_from(tmp_path: Path) -> None:
         (["--rate", "0"], "--rate is 0"),
         (["--bandwidth", "fast"], "is not a rate"),
         (["--cache-size", "big"], "is not a size"),
-        (["--lead", "indefinite"], "is not finite"),
+        (["--lead", "indefinite"], "is not within reason"),
         (["--plot", "plan.pdf"], "end it in .svg or .png"),
         (["--epochs", "0"], "0 is not in the range"),
     ],

@@ -8,13 +8,15 @@ import resource
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from s3prefetchfs.core.plan import Epoch, Order, Plan, PlannedFile
-from s3prefetchfs.core.plan_format import PIECE_BYTES, PlanError, parse, relative_path, to_json
+from s3prefetchfs.core.plan_format import PIECE_BYTES, PlanError, check_bytes, parse, relative_path, to_json
 
 
 def paths(plan: Plan, epoch: int = 0) -> list[str]:
@@ -172,6 +174,7 @@ def test_broken_fields(field: str, message: str) -> None:
         (b'["a", {"size": 3}]', "file 1: its path is empty"),
         (b'["a", {"path": "b", "size": -1}]', 'file 1: "size" is -1'),
         (b'["a", {"path": "b", "etag": "\\"x\\""}]', 'file 1: "etag"'),
+        (b'["a", {"path": "b", "etag": "\\r\\nX-Evil: 1"}]', 'file 1: "etag"'),
         (b'["a", {"path": "b", "sise": 1}]', "file 1: nothing is called 'sise'"),
         (b'["a", 5]', "file 1: .*string"),
         (b'["a",\n "\xe9"]', "line 2, file 1: .*UTF-8"),
@@ -195,6 +198,22 @@ def test_no_plan(content: bytes) -> None:
     """Something is missing, or too much."""
     with pytest.raises(PlanError):
         parse(content, "p")
+
+
+def test_what_cannot_be_counted() -> None:
+    """An epoch of more bytes than there are offsets for is refused, and the file is named."""
+    plan = parse(b'{"version": 1, "files": ["a", "b"], "epochs": 2}', "plan")
+    check_bytes(plan, [2**40, 2**50])
+    with pytest.raises(PlanError, match=r"epoch 0 reads more than 1 EiB.*\bb with 1152921504606846976 bytes"):
+        check_bytes(plan, [1, 2**60])
+
+
+@pytest.mark.parametrize("change", [{"interleave": 65_537}, {"name": "\udcff"}, {"name": 20_000 * "n"}])
+def test_what_could_not_be_read_back_is_not_written(change: dict[str, Any]) -> None:
+    """A plan beyond a limit is refused by whoever makes it."""
+    plan = parse(b"a\n", "plan")
+    with pytest.raises(PlanError):
+        to_json(replace(plan, **change))
 
 
 def test_a_pattern_is_not_for_json() -> None:

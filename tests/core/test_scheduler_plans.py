@@ -203,6 +203,17 @@ def test_the_rate_of_readers_has_their_pauses_in_it() -> None:
     assert world.scheduler.plans()[0].consumed_bytes_per_s == pytest.approx(8 * MIB / 0.2, rel=0.3)
 
 
+def test_files_that_the_kernel_has_in_memory_are_read_all_the_same() -> None:
+    """Nobody sees how they are read, only that they are opened and closed: the plan goes on, to its end."""
+    world = PlanWorld(60 * MIB, [8 * MIB] * 16)
+    world.declare(plan_of([list(range(16)), list(range(16))], interleave=8))
+    world.read_epoch(list(range(16)), interleave=8, bytes_per_s=READER_BYTES_PER_S)
+    for number in range(16):
+        world.close(world.open(number))
+    progress = world.scheduler.plans()[0]
+    assert (progress.state, progress.epoch, progress.deviations) == ("finished", 1, 0)
+
+
 def test_restarted_readers_are_found_again() -> None:
     """A job that begins anew from the middle of another epoch has its bytes ahead of it again."""
     chance = random.Random(1)

@@ -67,7 +67,9 @@ def check(file: str, against: str | None, as_json: bool, **store: Any) -> None:
         raise UserError(f"{len(problems):,} things are wrong with the plan {file}", "--json lists all of them")
     if not as_json:
         total = sum(len(epoch.files) for epoch in plan.epochs)
-        click.echo(f"{file}: good: {len(plan.files):,} files, {len(plan.epochs):,} epochs, {total:,} entries")
+        what = f"{len(plan.files):,} files, {len(plan.epochs):,} epochs, {total:,} entries"
+        verdict = "good" if against else "well written (--against compares it with a mount or bucket)"
+        click.echo(f"{file}: {verdict}: {what}")
 
 
 def _problems(plan: Plan, against: str, store: dict[str, Any]) -> Iterator[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from s3prefetchfs.cli.status import read_status
+from s3prefetchfs.cli.status import absolute, read_status
 from s3prefetchfs.errors import UserError
 from s3prefetchfs.fuse import mounts
 
@@ -21,7 +20,7 @@ def plans_directory(mountpoint: str) -> Path:
     Raises:
         UserError: no s3prefetchfs is mounted there, or it does not answer.
     """
-    where, _ = read_status(Path(os.path.abspath(mountpoint)))  # a hung daemon would hold whoever touches its files
+    where, _ = read_status(absolute(mountpoint))  # a hung daemon would hold whoever touches its files
     return where / PLANS_DIRECTORY
 
 

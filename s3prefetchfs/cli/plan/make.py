@@ -150,6 +150,8 @@ def make(
         raise click.UsageError("give only one of --shuffle, --tf-list-files, --order-from and --order any")
     if tf_list_files and seed is None and tf_global_seed is None:
         raise click.UsageError("--tf-list-files needs the --seed of list_files, or --tf-global-seed: no seed, no order")
+    if seed is not None and not (shuffle or tf_list_files or segments is not None):
+        raise click.UsageError("--seed goes with --shuffle, --tf-list-files or --segments: name order has no chance")
     if same_order and not shuffle:
         raise click.UsageError("--same-order goes with --shuffle; for list_files, see --tf-epochs")
     files = find_files(sources, store, wants_sizes=segments is not None, wants_etags=manifest, relative_to=relative_to)

@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,18 @@ def find_files(
         raise click.UsageError("paths and s3:// sources cannot be mixed: make two plans, or name all one way")
     found: dict[str, PlannedFile] = {}
     for source in sources:
+        if not source:
+            raise click.UsageError("a SOURCE is empty: is a variable not set?")
         if source.startswith(S3_SCHEME):
             matching = list(_in_bucket(source, store, wants_sizes, wants_etags))
         else:
             matching = list(_on_disk(source, wants_sizes or wants_etags))
         if not matching:
             raise UserError(
-                f"nothing matches {source}", "check it with ls; quote patterns, so that no shell expands them"
+                f"nothing matches {source}",
+                "name a directory with a slash at its end, and check the spelling"
+                if source.startswith(S3_SCHEME)
+                else "check it with ls; quote patterns, so that no shell expands them",
             )
         for file in matching:
             found[file.path] = file
@@ -75,14 +81,23 @@ def find_files(
 # ---------------------------------------------------------------------------------------------------- on disk
 
 
+@cache
+def _alive(mountpoint: Path) -> Path:
+    where, _ = read_status(mountpoint)
+    return where
+
+
 def mount_of(path: str) -> Path | None:
-    """The mountpoint of ours that an absolute path is below, alive; None if there is none."""
+    """The mountpoint of ours that an absolute path is below, alive; None if there is none.
+
+    Raises:
+        UserError: it is dead, or does not answer.
+    """
     ours = [mount.mountpoint for mount in mounts.all_mounts() if mount.is_ours]
     for resolve in (str, os.path.realpath):  # as written first: resolving asks the filesystem, which may be hung
         spelling = Path(resolve(path))
         if above := [at for at in ours if spelling.is_relative_to(at)]:
-            where, _ = read_status(max(above, key=lambda at: len(at.parts)))
-            return where
+            return _alive(max(above, key=lambda at: len(at.parts)))
     return None
 
 

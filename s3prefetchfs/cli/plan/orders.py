@@ -7,7 +7,8 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from s3prefetchfs.core.plan_order import Arrange
@@ -87,11 +88,11 @@ def order_from(text: str, files: Sequence[str]) -> Arrange:
     numbers = {path: number for number, path in enumerate(files)}
 
     def arrange(epoch: int, count: int) -> list[int]:
-        try:
+        with _users_code(text, f"in epoch {epoch} it raises "):
             order = function(epoch, list(files))
-        except Exception as error:
-            raise _unusable(text, f"in epoch {epoch} it raises {type(error).__name__}: {error}") from error
-        if isinstance(order, str | bytes) or not isinstance(order, Sequence):
+            if isinstance(order, Sequence) and not isinstance(order, str | bytes):
+                order = list(order)
+        if not isinstance(order, list):
             raise _unusable(text, f"in epoch {epoch} it returns {type(order).__name__}, not a list of files")
         if not order:
             raise _unusable(text, f"in epoch {epoch} it returns no files")
@@ -108,15 +109,23 @@ def _imported(text: str) -> Callable[[int, list[str]], object]:
     if not (module and colon and name):
         raise _unusable(text, "it is not written MODULE:FUNCTION")
     sys.path.insert(0, os.getcwd())
-    try:
+    with _users_code(text, ""):
         function: object = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-    except Exception as error:
-        raise _unusable(text, f"{type(error).__name__}: {error}") from error
     if not callable(function):
         raise _unusable(text, f"it is {type(function).__name__}, not a function")
     return function
+
+
+@contextmanager
+def _users_code(text: str, where: str) -> Iterator[None]:
+    """Runs code of the user: what it prints is not the plan, and its end is not ours."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (Exception, SystemExit) as error:
+        raise _unusable(text, f"{where}{type(error).__name__}: {error}") from error
 
 
 def _unusable(text: str, reason: str) -> UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -17,9 +18,12 @@ def write_plan(plan: Plan, output: str) -> None:
     """Write a plan to a file, or to stdout for `-`; to a person at a terminal, say what was written.
 
     Raises:
-        UserError: it is larger than a mount takes, or cannot be written.
+        UserError: it cannot be said in a file, is larger than a mount takes, or cannot be written.
     """
-    content = to_json(plan)
+    try:
+        content = to_json(plan)
+    except PlanError as error:
+        raise UserError(f"no plan is made: {error}", "see docs/plan.md") from None
     if len(content) > PLAN_MAX_BYTES:
         raise UserError(
             f"no plan is made: it would have {len(content) >> 20} MiB, a mount takes {PLAN_MAX_BYTES >> 20}",
@@ -43,9 +47,13 @@ def load_plan(file: str) -> Plan:
         UserError: it cannot be read, or is no plan: names the line or entry.
     """
     try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
+            content = source.read(PLAN_MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read the plan {file}: {error.strerror}", "give a file that exists") from None
+    if len(content) > PLAN_MAX_BYTES:
+        reason = f"it is larger than {PLAN_MAX_BYTES >> 20} MiB"
+        raise UserError(f"the plan {file} is refused: {reason}", "split it into several plans")
     try:
         return parse(content, Path(file).name)
     except PlanError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import asdict
 
@@ -15,7 +14,6 @@ from s3prefetchfs.core.plan_order import EpochSummary, entries, summarise
 from s3prefetchfs.units import format_size
 
 ROWS_MAX = 20
-FIRST_ENTRIES = 3
 
 _SECTIONS = [
     (
@@ -65,18 +63,18 @@ def _print(plan: Plan, summaries: list[EpochSummary]) -> None:
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("epoch", "entries", "files", "read before", "bytes", "first"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True, overflow="ignore")
     for number, summary in enumerate(summaries[:ROWS_MAX]):
-        first = [plan.files[file].path for file, _, _ in itertools.islice(entries(plan.epochs[number]), FIRST_ENTRIES)]
+        first, _, _ = next(iter(entries(plan.epochs[number])))
         cells = [
             str(number),
             f"{summary.entries:,}",
             f"{summary.files:,}",
             f"{summary.seen_files / summary.files:.0%}",
             "-" if summary.bytes is None else format_size(summary.bytes),
-            ", ".join(first),
+            plan.files[first].path,
         ]
         table.add_row(*map(Text, cells))
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(table, crop=False)
     if len(summaries) > ROWS_MAX:
         click.echo(f"and {len(summaries) - ROWS_MAX:,} more epochs: see --json")

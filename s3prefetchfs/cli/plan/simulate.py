@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import click
 
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
 from s3prefetchfs.cli.plan.output import load_plan
+from s3prefetchfs.cli.status import absolute, read_status
 from s3prefetchfs.config import OPTIONS
 from s3prefetchfs.core.plan import Plan
+from s3prefetchfs.core.plan_format import PlanError, check_bytes, relative_path
 from s3prefetchfs.core.plan_order import entries
 from s3prefetchfs.errors import UserError
 from s3prefetchfs.simulation.run import GOOD_UTILISATION, Advice, EpochCost, advise
 from s3prefetchfs.simulation.run import simulate as run
-from s3prefetchfs.units import format_duration, format_size, parse_duration, parse_rate, parse_size
+from s3prefetchfs.units import LARGEST_BYTES, format_duration, format_size, parse_duration, parse_rate, parse_size
 
 EPOCHS = 5
 SEED = 1
@@ -64,24 +67,30 @@ _SECTIONS = [
 ]
 
 
+LONGEST_S = 86_400.0
+
+
 class _Unit(click.ParamType[Any]):
     """A value with a unit, read by one of the parsers of `units`."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], float], largest: float) -> None:
         self.name = name
         self._parse = parse
+        self._largest = largest
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         try:
             number = self._parse(value) if isinstance(value, str) else value
-            if not math.isfinite(number):
-                raise ValueError(f"finite: {value} is not")
+            if number > self._largest:
+                raise ValueError(f"within reason: {value} is more than {self._largest:g}")
         except ValueError as error:
             self.fail(f"{value!r} is not {error}", param, context)
         return number
 
 
-_SIZE, _RATE, _TIME = _Unit("SIZE", parse_size), _Unit("RATE", parse_rate), _Unit("TIME", parse_duration)
+_SIZE = _Unit("SIZE", parse_size, LARGEST_BYTES)
+_RATE = _Unit("RATE", parse_rate, LARGEST_BYTES)
+_TIME = _Unit("TIME", parse_duration, LONGEST_S)
 
 
 @click.command(cls=ManualCommand, sections=_SECTIONS, short_help="Predict what a plan costs, without a network.")
@@ -124,6 +133,8 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Predict what the plan in FILE costs, epoch by epoch: bytes from S3, and waiting."""
+    if math.isnan(spread):
+        raise click.UsageError("--spread is not a number")
     for name, value in (("--cache-size", cache_size), ("--bandwidth", bandwidth), ("--rate", rate)):
         if value <= 0:
             raise click.UsageError(f"{name} is 0: nothing can be read that way")
@@ -131,6 +142,10 @@ def simulate(
     plan = load_plan(file)
     plan = replace(plan, epochs=plan.epochs[: epochs or EPOCHS])
     sizes = _sizes(plan, mount, file_size)
+    try:
+        check_bytes(plan, sizes)
+    except PlanError as error:
+        raise UserError(f"cannot simulate: {error}", "see also --file-size") from None
     advice = advise(plan, sizes, cache_size, bandwidth, rate)
     chance = random.Random(SEED)
     total_bytes = sum(length or sizes[number] for epoch in plan.epochs for number, _, length in entries(epoch))
@@ -154,15 +169,22 @@ def simulate(
         return
     _print(costs)
     click.echo(_sentence(advice, cache_size, bandwidth, rate, len(costs)))
+    if _is_held_up(advice, bandwidth, costs):
+        open_bytes = sum(sorted(sizes)[-plan.interleave :])
+        click.echo(
+            f"Here that is not what it waits for: {plan.interleave} files of up to {format_size(max(sizes))} are read"
+            f" at once, {format_size(open_bytes)}, beside what is kept: give a larger cache, or interleave fewer."
+        )
 
 
 def _sizes(plan: Plan, mount: str | None, file_size: int | None) -> list[int]:
     """Of the files of the plan, in bytes."""
     sizes = []
+    size_on = _asking(mount) if mount is not None else None
     for file in plan.files:
         size_bytes = file.size_bytes
-        if size_bytes is None and mount is not None:
-            size_bytes = _size_on(mount, file.path)
+        if size_bytes is None and size_on is not None:
+            size_bytes = size_on(file.path)
         if size_bytes is None:
             size_bytes = file_size
         if size_bytes is None or file.is_pattern:
@@ -175,13 +197,25 @@ def _sizes(plan: Plan, mount: str | None, file_size: int | None) -> list[int]:
     return sizes
 
 
-def _size_on(mount: str, path: str) -> int | None:
-    """Of a file on a mount; None if there is no such file."""
-    try:
-        found = os.stat(path if path.startswith("/") else os.path.join(mount, path))
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+def _asking(mount: str) -> Callable[[str], int | None]:
+    """What gives the size of a file of a plan on a mount; None if there is no such file."""
+    mountpoint = absolute(mount)
+
+    @cache
+    def source() -> tuple[str, str]:
+        document = json.loads(read_status(mountpoint)[1])
+        return document["bucket"], document["prefix"]
+
+    def size_on(path: str) -> int | None:
+        try:
+            if path.startswith("s3://"):
+                path = relative_path(path, *source(), os.fspath(mountpoint))
+            found = os.stat(mountpoint / path)
+        except (OSError, ValueError):  # not of this mount, or a name that no file can have
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    return size_on
 
 
 def _print(costs: Sequence[EpochCost]) -> None:
@@ -213,6 +247,13 @@ def _sentence(advice: Advice, cache_bytes: int, bandwidth: float, rate: float, e
         f"{goal} you need B >= {per_second(advice.warm_bytes_per_s)}{or_cache} in later epochs, and {first}"
         f" (here B = {per_second(bandwidth)}, C = {format_size(cache_bytes)}, at {per_second(rate)})."
     )
+
+
+def _is_held_up(advice: Advice, bandwidth: float, costs: Sequence[EpochCost]) -> bool:
+    """Whether later epochs wait although the network could carry what they miss."""
+    later = costs[1:]
+    busy = min((cost.utilisation for cost in later), default=1.0)
+    return busy < GOOD_UTILISATION - 0.05 and bandwidth >= advice.warm_bytes_per_s
 
 
 @contextmanager
@@ -249,8 +290,8 @@ def _plotter(path: Path) -> Callable[[Plan, Sequence[EpochCost]], None]:
             at = [number + 0.27 * (place - 1) for number in range(len(costs))]
             upper.bar(at, [size / 2**30 for size in sizes], width=0.25, label=label)
         upper.set_ylabel("GiB from S3")
-        upper.set_title(plan.name)
-        upper.legend()
+        upper.set_title(plan.name, parse_math=False)
+        upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=len(bars))
         lower.plot([100 * cost.utilisation for cost in costs], marker="o")
         lower.set_ylim(0, 105)
         lower.set_ylabel("busy, %")
