@@ -237,10 +237,13 @@ def _client_settings(config: Config) -> ClientSettings:
 
 def _check_cache_size(config: Config, store: Store) -> list[str]:
     """Warnings of a cache that its disk cannot hold."""
-    fits_bytes = _fitting_bytes(config, store)
-    if config.cache_size_bytes is None or config.cache_size_bytes <= fits_bytes:
+    asked_bytes = config.cache_size_bytes
+    if asked_bytes is None or asked_bytes <= shutil.disk_usage(config.cache_dir).free:
         return []
-    asked, fits = format_size(config.cache_size_bytes), format_size(fits_bytes)
+    fits_bytes = _fitting_bytes(config, store)
+    if asked_bytes <= fits_bytes:
+        return []
+    asked, fits = format_size(asked_bytes), format_size(fits_bytes)
     warning = f"--cache-size is {asked}, but the disk of {config.cache_dir} has room for {fits}"
     log.warning(warning)
     return [warning]

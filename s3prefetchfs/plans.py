@@ -358,7 +358,15 @@ class Plans:
                     if not submission.is_kept:
                         await trio.to_thread.run_sync(self._files.write, name, content, start)
                     await trio.lowlevel.checkpoint_if_cancelled()
-                    self._put_in_force(name, entry, resolved, digest, start)
+                    try:
+                        self._put_in_force(name, entry, resolved, digest, start)
+                    except Exception:  # a bug, of which nothing may be left
+                        entry.in_force = False
+                        self._catalog.withdraw(name)
+                        with suppress(KeyError):
+                            self._engine.remove_plan(name)
+                        await trio.to_thread.run_sync(self._files.remove, name)
+                        raise
         except* (PlanError, RequestError) as group:
             error = str(first(group))
         except* OSError as group:
@@ -366,8 +374,6 @@ class Plans:
         except* Exception as group:  # a bug, which must not end the mount
             log.exception("plan %s", name, exc_info=first(group))
             error = f"this is a bug, see the log: {first(group)!r}"
-            if not entry.in_force:
-                self._files.remove(name)
         finally:
             if error and not scope.cancel_called:  # else there is a later file to speak of
                 self._refuse(name, entry, error)
@@ -378,14 +384,7 @@ class Plans:
         epoch = min(start[0], len(plan.epochs) - 1)
         position = min(start[1], len(plan.epochs[epoch].files)) if epoch == start[0] else 0
         self._catalog.declare(name, resolved.declaration)
-        try:
-            self._engine.add_plan(plan, resolved.versions, (epoch, position))
-        except BaseException:  # a bug, of which nothing may be left
-            entry.in_force = False
-            self._catalog.withdraw(name)
-            with suppress(KeyError):
-                self._engine.remove_plan(name)
-            raise
+        self._engine.add_plan(plan, resolved.versions, (epoch, position))
         entry.in_force, entry.digest, entry.saved = True, digest, (start, False)
         missing = resolved.missing
         entry.warnings = [f"not in the bucket: {path}" for path in missing[:WARNINGS_MAX]]

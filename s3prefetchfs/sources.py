@@ -111,7 +111,8 @@ def _from_file(path: Path) -> dict[str, _Given]:
             wanted = "true or false" if kind.toml == (bool,) else f"text, such as {key} = {example}"
             if int in kind.toml:
                 wanted = f"a whole number, or {wanted}"
-            raise _refuse(f"{origin}: a {type(value).__name__} is not of the right type", f"write {wanted}")
+            shown = f"0o{value:o}" if kind is MODE and type(value) is int else repr(value)
+            raise _refuse(f"{origin}: {shown} is not of the right type", f"write {wanted}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if kind in (PATH, PATHS) and text:
             parts = text.split(os.pathsep) if kind is PATHS else [text]

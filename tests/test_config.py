@@ -66,13 +66,17 @@ def test_sizes(text: str, size_bytes: int) -> None:
     assert units.parse_size(text) == size_bytes
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "5G", "5Gb", "-1", "1e9", "nan", "inf", "1 000", "5GiB/s", "٣", "5parsecs"]
-)
+@pytest.mark.parametrize("text", ["", "GiB", "5Gb", "-1", "1e9", "nan", "inf", "1 000", "5GiB/s", "٣", "5parsecs"])
 def test_what_is_not_a_size(text: str) -> None:
     """Ambiguous units (G, Gb), signs, exponents and foreign digits are refused, with what to write."""
-    with pytest.raises(ValueError, match=r"^a size: write 500GiB|^a size: write 5GiB .* or 5GB"):
+    with pytest.raises(ValueError, match=r"^a size: write 500GiB"):
         units.parse_size(text)
+
+
+def test_a_size_that_is_ambiguous() -> None:
+    """What everybody types is refused with the two things it may mean."""
+    with pytest.raises(ValueError, match=r"^a size: write 5GiB \(powers of 1024\) or 5GB \(of 1000\)$"):
+        units.parse_size("5G")
 
 
 @pytest.mark.parametrize(
@@ -370,9 +374,9 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("uid = 7\nuid = 8", "Cannot overwrite a value"),
         ("cache-size = '1GiB'\ncache_size = '2GiB'", "given twice"),
-        ("file-mode = 0o444", "a int is not of the right type"),
-        ("allow-other = 'yes'", "a str is not of the right type"),
-        ("uid = true", "a bool is not of the right type"),
+        ("file-mode = 0o444", "0o444 is not of the right type"),
+        ("allow-other = 'yes'", "'yes' is not of the right type"),
+        ("uid = true", "True is not of the right type"),
         ("x = " + 5000 * "[" + 5000 * "]", "recursion"),
         ("log-level = ['debug']", "is not of the right type"),
         ("metadata-ttl = inf", "'inf' is not a duration"),

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from s3prefetchfs import wire
+from s3prefetchfs import resolution, wire
 from s3prefetchfs.catalog import Catalog
 from s3prefetchfs.config import Config
 from s3prefetchfs.core.namespace import Namespace
@@ -233,6 +234,46 @@ def test_others_get_their_turn(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- submission
+
+
+def test_a_bug_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan on which the engine breaks is taken out of it again, and does not come back after a restart."""
+
+    def break_down(self: FakeEngine, *arguments: Any) -> None:
+        honest(self, *arguments)
+        raise OverflowError("int too big to convert")
+
+    honest = FakeEngine.add_plan
+
+    async def body(world: World) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeEngine, "add_plan", break_down)
+            with pytest.raises(PlanError, match=r"this is a bug, see the log: OverflowError"):
+                await world.plans.submit("p", b"a")
+        assert not world.engine.given
+        assert json.loads(world.plans.document("p"))["state"] == "refused"
+        await world.plans.submit("p", b"a")
+        assert list(world.engine.given) == ["p"]
+        await world.plans.remove("p")
+
+    in_a_mount(tmp_path, ["a"], body)
+
+    async def nothing(world: World) -> None:
+        assert world.plans.names() == []
+
+    in_a_mount(tmp_path, ["a"], nothing)
+
+
+def test_a_pattern_that_stands_for_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few lines must not become more entries than a daemon can hold."""
+    monkeypatch.setattr(resolution, "ENTRIES_MAX", 10)
+
+    async def body(world: World) -> None:
+        await world.plans.submit("p", b"d/*\nd/?")
+        with pytest.raises(PlanError, match=r"stand for more than 10 entries"):
+            await world.plans.submit("q", b"d/*\nd/?\nd/[0-9]")
+
+    in_a_mount(tmp_path, [f"d/{number}" for number in range(5)], body)
 
 
 def test_a_refused_plan_leaves_the_one_before(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class _Verbs(VerbGroup):
             _print_error(error)
             context.exit(error.exit_code)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise
+            if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise  # of a file, or no full disk: not of what is printed
             _print_error(UserError(f"cannot write the output: {error.strerror}", "make room, or write it elsewhere"))
             _leave_stdout()
             context.exit(1)

@@ -106,7 +106,8 @@ class Directories:
         """Have the kernel forget listings that are no longer believed, until cancelled."""
         while True:
             await trio.sleep(EXPIRE_INTERVAL_S)
-            for ino, kept in list(self._kept.items()):
+            for ino in list(self._kept):
+                kept = self._kept[ino]  # only this task removes any
                 listing = self._catalog.believed_listing(ino)
                 if listing is None or listing.started_s != kept.started_s:
                     kept.started_s = None

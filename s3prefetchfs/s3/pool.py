@@ -253,7 +253,7 @@ class Pool:
         for request_id, reached in worker.gets.items():
             self._on_message(_lost(request_id, reached, why))
         lived_s = 0.0 if ready_s is None else trio.current_time() - ready_s
-        return why if worker.ended_well else f"{why} ({worker.how_it_ended()})", lived_s
+        return why if why and worker.ended_well else f"{why} ({worker.how_it_ended()})", lived_s
 
     def _give_up_waiting(self, why: str) -> None:
         gets, self._gets = self._gets, deque()

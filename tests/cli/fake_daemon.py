@@ -15,7 +15,7 @@ from s3prefetchfs.cli import background, main, mount
 from s3prefetchfs.config import Config
 from s3prefetchfs.errors import UserError
 
-Ready = Callable[[], None]
+Ready = Callable[..., None]
 
 
 def serve(config: Config, on_ready: Ready) -> int:
@@ -25,6 +25,11 @@ def serve(config: Config, on_ready: Ready) -> int:
         signal.signal(signal.SIGTERM, lambda *_: worker.kill())
         on_ready()
         print(f"stdin holds {sys.stdin.read()!r}, working in {os.getcwd()}", flush=True)
+    return 0
+
+
+def warn(config: Config, on_ready: Ready) -> int:
+    on_ready("the prefix is empty", "the disk is small")
     return 0
 
 
@@ -54,7 +59,9 @@ def hang(config: Config, on_ready: Ready) -> int:
 def run(config: Config, on_ready: Ready) -> int:
     signal.alarm(60)
     (config.cache_dir / "pid").write_text(str(os.getpid()))
-    return {daemon.__name__: daemon for daemon in (serve, refuse, crash, die, leave, hang)}[what](config, on_ready)
+    return {daemon.__name__: daemon for daemon in (serve, warn, refuse, crash, die, leave, hang)}[what](
+        config, on_ready
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,7 +67,12 @@ def test_wrong_command_lines_exit_with_2() -> None:
     """Unknown verbs, flags and values: the nearest name, or what to write, and exit code 2."""
     runner = CliRunner()
     for arguments, said in [
-        (["mout"], "No such command 'mout'"),
+        (["mout"], "No such command 'mout'. Did you mean 'mount'?"),
+        (["plan", "sumbit"], "No such command 'sumbit'. Did you mean 'submit'?"),
+        (["xyz"], "No such command 'xyz'"),
+        (["status", ""], "MOUNTPOINT is empty"),
+        (["umount", ""], "MOUNTPOINT is empty"),
+        (["plan", "list", ""], "MOUNTPOINT is empty"),
         (["mount", "--cache-siz", "1GiB", "b", "/mnt"], "--cache-size"),
         (["mount", "--cache-size", "5G", "my-bucket", "/mnt"], "--cache-size: '5G' is not a size"),
         (["mount", "my-bucket", "/mnt", "-o", "cache_sise=1GiB"], "the nearest valid name is cache_size"),
@@ -76,6 +83,16 @@ def test_wrong_command_lines_exit_with_2() -> None:
         done = runner.invoke(main, arguments)
         assert (done.exit_code, said in done.stderr) == (2, True), (arguments, done.stderr)
         assert done.stdout == ""
+
+
+def test_what_cannot_be_printed() -> None:
+    """On a full disk: one line, and no traceback, not even when Python ends."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "s3prefetchfs", "status", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "s3prefetchfs: cannot write the output: No space left on device"
+    assert "Traceback" not in done.stderr
 
 
 def test_mount_takes_the_form_of_mount8() -> None:

@@ -71,6 +71,13 @@ def test_leaves_a_daemon_behind(mountpoint: Path) -> None:
     assert "stdin holds '', working in /\n" in text
 
 
+def test_warnings_reach_the_caller(mountpoint: Path) -> None:
+    """What the daemon would have its user know is on the terminal, not only in a log that nobody reads."""
+    done = mount("warn", mountpoint)
+    lines = ["s3prefetchfs: warning: the prefix is empty", "s3prefetchfs: warning: the disk is small"]
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (0, "", lines)
+
+
 def test_a_failure_reaches_the_caller(mountpoint: Path) -> None:
     """Message, hint and exit code of the daemon are those of the command; the log has it too."""
     done = mount("refuse", mountpoint)

@@ -74,12 +74,16 @@ def test_a_function_orders(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def strange(epoch, files):\n    return ['elsewhere']\n"
         "def empty(epoch, files):\n    return []\n"
         "def text(epoch, files):\n    return 'a'\n"
+        "def ends(epoch, files):\n    raise SystemExit(0)\n"
+        "def talks(epoch, files):\n    print('no part of the plan')\n    return tuple(files)\n"
         "number = 3\n"
     )
     monkeypatch.chdir(data.parent)
     assert made(data, "--order-from", f"{module}:order", "--epochs", 2) == [NAMES, NAMES[1:] + NAMES[:1]]
+    assert made(data, "--order-from", f"{module}:talks") == [NAMES]
     for name, said in [
         (f"{module}:fails", "no such luck"),
+        (f"{module}:ends", "SystemExit"),
         (f"{module}:strange", "elsewhere"),
         (f"{module}:empty", "no files"),
         (f"{module}:text", "not a list"),
@@ -99,6 +103,8 @@ def test_wrong_requests(data: Path) -> None:
         (2, "only one of", ["--shuffle", "--order", "any"]),
         (2, "--tf-global-seed", ["--tf-list-files"]),
         (2, "--same-order goes with", ["--same-order"]),
+        (2, "--seed goes with", ["--seed", "3"]),
+        (2, "a SOURCE is empty", [""]),
         (2, "0/8", ["--shard", "2/2"]),
         (2, "16MB", ["--segments", "5-"]),
         (1, "fewer shards", ["--shard", "7/8"]),

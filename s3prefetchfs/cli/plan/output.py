@@ -11,7 +11,7 @@ import click
 from s3prefetchfs.core.plan import Plan
 from s3prefetchfs.core.plan_format import PlanError, parse, to_json
 from s3prefetchfs.errors import UserError
-from s3prefetchfs.plan_file import PLAN_MAX_BYTES
+from s3prefetchfs.plan_file import PLAN_MAX_BYTES, take
 
 
 def write_plan(plan: Plan, output: str) -> None:
@@ -48,12 +48,9 @@ def load_plan(file: str) -> Plan:
     """
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
-            content = source.read(PLAN_MAX_BYTES + 1)
+            content = take(source, file)
     except OSError as error:
         raise UserError(f"cannot read the plan {file}: {error.strerror}", "give a file that exists") from None
-    if len(content) > PLAN_MAX_BYTES:
-        reason = f"it is larger than {PLAN_MAX_BYTES >> 20} MiB"
-        raise UserError(f"the plan {file} is refused: {reason}", "split it into several plans")
     try:
         return parse(content, Path(file).name)
     except PlanError as error:

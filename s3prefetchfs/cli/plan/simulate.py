@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from s3prefetchfs.cli.manual import EXIT_CODES, ManualCommand
+from s3prefetchfs.cli.plan.matching import S3_SCHEME
 from s3prefetchfs.cli.plan.output import load_plan
 from s3prefetchfs.cli.status import absolute, read_status
 from s3prefetchfs.config import OPTIONS
@@ -172,8 +173,8 @@ def simulate(
     if _is_held_up(advice, bandwidth, costs):
         open_bytes = sum(sorted(sizes)[-plan.interleave :])
         click.echo(
-            f"Here that is not what it waits for: {plan.interleave} files of up to {format_size(max(sizes))} are read"
-            f" at once, {format_size(open_bytes)}, beside what is kept: give a larger cache, or interleave fewer."
+            "Believe the table where it says less: that bound counts bytes only, not first bytes, nor the room of what"
+            f" is read at once ({plan.interleave} of the files, up to {format_size(open_bytes)}) beside what is kept."
         )
 
 
@@ -208,7 +209,7 @@ def _asking(mount: str) -> Callable[[str], int | None]:
 
     def size_on(path: str) -> int | None:
         try:
-            if path.startswith("s3://"):
+            if path.startswith(S3_SCHEME):
                 path = relative_path(path, *source(), os.fspath(mountpoint))
             found = os.stat(mountpoint / path)
         except (OSError, ValueError):  # not of this mount, or a name that no file can have
