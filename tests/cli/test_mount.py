@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,15 @@ def test_a_start_is_bounded(mountpoint: Path) -> None:
     assert_gone(daemon_pid(mountpoint))
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Whatever starts us in the background of a script has us, and all that we start, ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_interrupting_a_start(mountpoint: Path) -> None:
     """Ctrl-C while waiting ends the daemon too, which is in a session of its own."""
     process = subprocess.Popen(
