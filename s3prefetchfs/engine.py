@@ -13,7 +13,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
@@ -23,6 +23,7 @@ from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import chunk_extent, chunk_span
 from s3prefetchfs.core.plan import Plan, PlanProgress
 from s3prefetchfs.core.scheduler import Scheduler, Snapshot
+from s3prefetchfs.core.version import PlanVersions, Version
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.store.store import Store
@@ -41,15 +42,6 @@ FLUSH_INTERVAL_S = 1.0
 
 DISK_THREADS = 16
 """Reads of the cache disk that may block at once; NVMe likes a queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One version of one object, as a handle has it open."""
-
-    key: str
-    etag: str
-    size_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -95,8 +87,6 @@ class Engine:
         self._events: deque[tuple[ev.Event, bytes | None]] = deque()
         self._obeying = False
         self._plan_ids: dict[str, int] = {}
-        self._file_ids: dict[Version, int] = {}  # of what plans speak of
-        self._files: dict[int, Version] = {}
         self._failures: dict[int, str] = {}  # object id -> the latest failure, for people
         self._buffer = memoryview(bytearray(READ_MAX_BYTES))
         self._disk_limiter = trio.CapacityLimiter(DISK_THREADS)
@@ -112,7 +102,7 @@ class Engine:
                 version = Version(found.key, found.etag, found.size_bytes)
                 self._versions[found.object_id] = version
                 self._object_ids[version] = found.object_id
-                self._feed(ev.ObjectAdded(found.object_id, found.size_bytes, found.resident))
+                self._feed(ev.ObjectAdded(found.object_id, version, found.resident))
             nursery.start_soon(self._ring_alarms)
             nursery.start_soon(self._flush_index)
             task_status.started()
@@ -255,30 +245,17 @@ class Engine:
 
     # ------------------------------------------------------------------------------------- plans
 
-    def add_plan(self, plan: Plan, versions: Sequence[Version | None], start: tuple[int, int] = (0, 0)) -> None:
+    def add_plan(self, plan: Plan, versions: PlanVersions, start: tuple[int, int] = (0, 0)) -> None:
         """Follow a plan from now on, instead of the one of the same name if there is one.
 
         Args:
-            versions: of the files of the plan; None for one that the bucket does not have.
+            versions: of the files of the plan.
             start: epoch and position in it to begin at.
         """
         if plan.name in self._plan_ids:
             self.remove_plan(plan.name)
         plan_id = self._plan_ids[plan.name] = next(self._ids)
-        for version in versions:
-            if version is not None and version not in self._file_ids:
-                file_id = self._file_ids[version] = next(self._ids)
-                self._files[file_id] = version
-        self._feed(
-            ev.PlanAdded(
-                plan_id,
-                plan,
-                [0 if version is None else self._file_ids[version] for version in versions],
-                [0 if version is None else version.size_bytes for version in versions],
-                [0 if version is None else self._object_ids.get(version, 0) for version in versions],
-                start,
-            )
-        )
+        self._feed(ev.PlanAdded(plan_id, plan, versions, start))
 
     def remove_plan(self, name: str) -> None:
         """Forget a plan; what it brought stays in the cache as anything else does.
@@ -287,18 +264,18 @@ class Engine:
             KeyError: there is none of this name.
         """
         self._feed(ev.PlanRemoved(self._plan_ids.pop(name)))
-        if not self._plan_ids:
-            self._file_ids.clear()
-            self._files.clear()
 
     def plans(self) -> list[PlanProgress]:
         """How far each plan is, in the order in which they were added."""
-        return self._scheduler.plans()
+        return [self._scheduler.progress(plan_id) for plan_id in self._plan_ids.values()]
+
+    def progress(self, name: str) -> PlanProgress:
+        """How far a plan is; KeyError if there is none of this name."""
+        return self._scheduler.progress(self._plan_ids[name])
 
     def read_by_plan(self, version: Version) -> bool:
         """Whether ranges of this version, not the whole of it, are planned: their reads must be seen here."""
-        file_id = self._file_ids.get(version)
-        return file_id is not None and self._scheduler.by_ranges(file_id)
+        return self._scheduler.by_ranges(version)
 
     # ------------------------------------------------------------------------------------- from the workers
 
@@ -367,7 +344,7 @@ class Engine:
                 case ev.Fetch():
                     self._fetch(instruction)
                 case ev.Admit():
-                    self._admit(self._files[instruction.file_id])
+                    self._admit(instruction.version)
                 case ev.Evict():
                     self._forget_object(instruction.object_id)
                     self._spawn(self._evict, instruction)
@@ -415,8 +392,7 @@ class Engine:
                 log.warning("no cache file, reading through memory: %s", error)
         self._versions[object_id] = version
         self._object_ids[version] = object_id
-        file_id = self._file_ids.get(version, 0)
-        self._feed(ev.ObjectAdded(object_id, version.size_bytes, bypass=object_id < 0, file_id=file_id))
+        self._feed(ev.ObjectAdded(object_id, version, bypass=object_id < 0))
         return object_id
 
     def _forget_object(self, object_id: int) -> None:

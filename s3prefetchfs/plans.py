@@ -29,7 +29,7 @@ from s3prefetchfs.catalog import Catalog
 from s3prefetchfs.config import Config
 from s3prefetchfs.core.plan import Plan, PlanProgress
 from s3prefetchfs.core.plan_format import PlanError, parse
-from s3prefetchfs.engine import Version
+from s3prefetchfs.core.version import PlanVersions
 from s3prefetchfs.errors import RequestError, UserError, first
 from s3prefetchfs.plan_file import read_plan_file
 from s3prefetchfs.resolution import Resolved, resolve
@@ -55,7 +55,7 @@ Start = tuple[int, int]
 class PlanEngine(Protocol):
     """What plans want of the engine."""
 
-    def add_plan(self, plan: Plan, versions: Sequence[Version | None], start: Start = (0, 0)) -> None:
+    def add_plan(self, plan: Plan, versions: PlanVersions, start: Start = (0, 0)) -> None:
         """Put a plan in force, in the place of one of the same name."""
 
     def remove_plan(self, name: str) -> None:
@@ -63,6 +63,9 @@ class PlanEngine(Protocol):
 
     def plans(self) -> list[PlanProgress]:
         """How far each has come, in the order of their submission."""
+
+    def progress(self, name: str) -> PlanProgress:
+        """How far one has come; KeyError if there is none."""
 
 
 # ------------------------------------------------------------------------------------------------- on disk
@@ -292,7 +295,7 @@ class Plans:
         entry = self._entries[name]
         if not entry.in_force:
             raise PlanError(entry.error or "it is not in force yet")
-        progress = self._progress(name)
+        progress = self._engine.progress(name)
         await self.submit(new_name, await self.content(name), (progress.epoch, progress.position))
         await self.remove(name)
 
@@ -321,16 +324,13 @@ class Plans:
         entry = self._entries[name]
         document: dict[str, Any] = {"name": name, "state": "refused"}
         if entry.in_force:
-            document = asdict(self._progress(name))
+            document = asdict(self._engine.progress(name))
         if not entry.settled.is_set():
             document["state"] = "resolving"
         document |= {"warnings": entry.warnings, "error": entry.error or None}
         return json.dumps(document, indent=2).encode() + b"\n"
 
     # ------------------------------------------------------------------------------------- within
-
-    def _progress(self, name: str) -> PlanProgress:
-        return next(progress for progress in self._engine.plans() if progress.name == name)
 
     def _begin(self, name: str, entry: _Entry, submission: _Submission) -> trio.Event:
         """Start taking in a file, and stop with one that came before; returns what is set when it is settled."""

@@ -24,7 +24,7 @@ from s3prefetchfs.core.plan import Epoch, Plan, PlannedFile
 from s3prefetchfs.core.plan_format import ENTRIES_MAX, PlanError, check_bytes, relative_path
 from s3prefetchfs.core.plan_pattern import PathPattern, Place
 from s3prefetchfs.core.record import Entry, is_directory, name_of
-from s3prefetchfs.engine import Version
+from s3prefetchfs.core.version import PlanVersions, Version
 
 LISTINGS = 4
 """Directories listed at once for a plan. A page takes the event loop some milliseconds, and all may come at once."""
@@ -41,13 +41,13 @@ class Resolved:
 
     Attributes:
         plan: without patterns.
-        versions: of its files, one each; None if the bucket does not have it.
+        versions: of its files.
         missing: what the bucket does not have, for people: paths as the plan says them, and patterns.
         declaration: for `Catalog.declare`: the files whose size and ETag the plan gives.
     """
 
     plan: Plan
-    versions: list[Version | None]
+    versions: PlanVersions
     missing: list[str]
     declaration: dict[bytes, bytes]
 
@@ -154,7 +154,7 @@ class _Resolution:
             for file, version in zip(plan.files, versions, strict=True)
             if _is_declared(file) and version is not None
         )
-        return Resolved(plan, versions, missing, declaration(self._prefix, declared))
+        return Resolved(plan, PlanVersions(versions), missing, declaration(self._prefix, declared))
 
     def _without_patterns(self) -> tuple[Plan, list[Version | None]]:
         """The plan with the files that its patterns match in their place, in name order, each file once."""

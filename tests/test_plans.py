@@ -19,7 +19,7 @@ from s3prefetchfs.config import Config
 from s3prefetchfs.core.namespace import Namespace
 from s3prefetchfs.core.plan import Plan, PlanProgress
 from s3prefetchfs.core.plan_format import PlanError
-from s3prefetchfs.engine import Version
+from s3prefetchfs.core.version import PlanVersions, Version
 from s3prefetchfs.errors import FailureKind, RequestError, UserError
 from s3prefetchfs.metrics import Metrics
 from s3prefetchfs.plans import Plans
@@ -34,35 +34,39 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.was_given = trio.Event()
-        self.given: dict[str, tuple[Plan, Sequence[Version | None]]] = {}
-        self.progress: dict[str, PlanProgress] = {}
+        self.given: dict[str, tuple[Plan, PlanVersions]] = {}
+        self.all_progress: dict[str, PlanProgress] = {}
 
-    def add_plan(self, plan: Plan, versions: Sequence[Version | None], start: tuple[int, int] = (0, 0)) -> None:
-        assert len(versions) == len(plan.files)
+    def add_plan(self, plan: Plan, versions: PlanVersions, start: tuple[int, int] = (0, 0)) -> None:
+        assert len(versions.of_files) == len(plan.files)
         assert not any(file.is_pattern for file in plan.files)
-        self.progress.pop(plan.name, None)
+        self.all_progress.pop(plan.name, None)
         self.given[plan.name] = plan, versions
         self.move(plan.name, *start)
         self.was_given.set()
 
     def move(self, name: str, epoch: int, position: int, state: str = "running") -> None:
         plan, versions = self.given[name]
-        entries, missing = len(plan.epochs[epoch].files), versions.count(None)
+        entries, missing = len(plan.epochs[epoch].files), versions.missing_files
         epochs = len(plan.epochs)
-        self.progress[name] = PlanProgress(
+        self.all_progress[name] = PlanProgress(
             name, state, plan.order.value, 1, epochs, epoch, entries, position, missing, 0, None, 0, 1.0, 0.0
         )
 
     def remove_plan(self, name: str) -> None:
-        del self.given[name], self.progress[name]
+        del self.given[name], self.all_progress[name]
 
     def plans(self) -> list[PlanProgress]:
-        return list(self.progress.values())
+        return list(self.all_progress.values())
+
+    def progress(self, name: str) -> PlanProgress:
+        return self.all_progress[name]
 
     def keys(self, name: str) -> list[str | None]:
         """The keys of a plan's first epoch, in order; None where the bucket has none."""
         plan, versions = self.given[name]
-        return [None if (version := versions[number]) is None else version.key for number in plan.epochs[0].files]
+        read = [versions.of_files[number] for number in plan.epochs[0].files]
+        return [None if version is None else version.key for version in read]
 
 
 @dataclass
@@ -194,7 +198,7 @@ def test_a_manifest_asks_nothing(tmp_path: Path) -> None:
 
     async def body(world: World) -> None:
         await world.plans.submit("p", content)
-        assert world.engine.given["p"][1] == [Version("x", "v", 7), Version("y", "w", 8)]
+        assert world.engine.given["p"][1].of_files == [Version("x", "v", 7), Version("y", "w", 8)]
         found = (await world.catalog.lookup(1, b"x")).entry
         assert found is not None
         assert found.size_bytes == 7
@@ -447,10 +451,10 @@ def test_plans_of_the_command(tmp_path: Path) -> None:
 
     async def second(world: World) -> None:
         await world.plans.submit_files([file])
-        assert world.engine.progress["p"].position == 1
+        assert world.engine.progress("p").position == 1
         file.write_bytes(b"x\nx\nx\n")
         await world.plans.submit_files([file])
-        assert (world.engine.progress["p"].entries, world.engine.progress["p"].position) == (3, 0)
+        assert (world.engine.progress("p").entries, world.engine.progress("p").position) == (3, 0)
         with pytest.raises(UserError, match="same name"):
             await world.plans.submit_files([file, copied])
 

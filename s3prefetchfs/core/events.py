@@ -7,10 +7,10 @@ of one object; `first` and `last` are half-open ranges of chunk numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from s3prefetchfs.core.plan import Plan
+from s3prefetchfs.core.version import PlanVersions, Version
 from s3prefetchfs.errors import FailureKind
 
 # ---------------------------------------------------------------------------------------------------- events
@@ -18,19 +18,17 @@ from s3prefetchfs.errors import FailureKind
 
 @dataclass(frozen=True, slots=True)
 class ObjectAdded:
-    """One version of an object is known to the cache.
+    """The cache has an object of this version now, the only one that is not on its way out.
 
     Args:
         resident: a byte per chunk, 1 where a previous session left it on disk; None for a new object.
         bypass: the cache has no file for it (disk full): it is only ever read through memory.
-        file_id: what plans call it, as in `PlanAdded`; 0 if none speaks of it.
     """
 
     object_id: int
-    size_bytes: int
+    version: Version
     resident: bytes | None = None
     bypass: bool = False
-    file_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +145,13 @@ class PlanAdded:
     """What will be read was declared.
 
     Args:
-        files: for each file of the plan an id, the same in all plans for the same version; 0 if the bucket has none.
-        sizes: of the files, in bytes. objects: ids of those that are in the cache, 0 for the others.
+        versions: of its files.
         start: epoch and position in it to begin at.
     """
 
     plan_id: int
     plan: Plan
-    files: Sequence[int]
-    sizes: Sequence[int]
-    objects: Sequence[int]
+    versions: PlanVersions
     start: tuple[int, int] = (0, 0)
 
 
@@ -208,7 +203,7 @@ class Fetch:
 class Admit:
     """Make an object of a planned file, to fetch into; answer with `ObjectAdded`."""
 
-    file_id: int
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import heapq
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -33,6 +33,7 @@ from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_extent, chunk_span, disk
 from s3prefetchfs.core.plan import Epoch, Order, Plan, PlanProgress
 from s3prefetchfs.core.residency import ABSENT, CachedObject
 from s3prefetchfs.core.retention import Retention, reserve_bytes
+from s3prefetchfs.core.version import PlanVersions, Version
 
 SAMPLED_ENTRIES = 1000
 """Of an epoch, to estimate what all of it reads."""
@@ -81,7 +82,7 @@ FUTURE, OPEN, DONE = range(3)
 
 @dataclass(slots=True, eq=False)
 class PlannedObject:
-    """A file that plans speak of, whether it is in the cache or not.
+    """A file that is in the window of a plan, whether it is in the cache or not.
 
     Attributes:
         found: its object in the cache; None if there is none. admitting: one was asked for.
@@ -89,13 +90,16 @@ class PlannedObject:
         longest_bytes: no range is longer.
     """
 
-    file_id: int
-    size_bytes: int
+    version: Version
     found: CachedObject | None = None
     admitting: bool = False
     wholes: list[Piece] = field(default_factory=list)
     ranges: list[Piece] = field(default_factory=list)
     longest_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.version.size_bytes
 
     @property
     def planned(self) -> bool:
@@ -121,11 +125,9 @@ class PlannedObject:
             insort(self.ranges, piece, key=_start)
             self.longest_bytes = max(self.longest_bytes, piece.stop - piece.start)
 
-    def leave(self, follower: Follower) -> None:
-        """A window has no pieces of the file any more."""
-        self.wholes = [piece for piece in self.wholes if piece.follower is not follower]
-        self.ranges = [piece for piece in self.ranges if piece.follower is not follower]
-        self.longest_bytes = max((piece.stop - piece.start for piece in self.ranges), default=0)
+    def remove(self, piece: Piece) -> None:
+        """A window no longer has this piece of the file."""
+        (self.wholes if piece.whole else self.ranges).remove(piece)
 
 
 @dataclass(slots=True, eq=False)
@@ -204,7 +206,8 @@ class Follower:
     """See the module's docstring.
 
     Args:
-        plan: what is followed. files: the file that each number in it stands for; None if the bucket has none.
+        plan: what is followed. versions: of its files.
+        file_of: what all plans whose windows have a version share.
         capacity_bytes: its part of the cache.
         start: epoch and position to begin at.
 
@@ -217,12 +220,18 @@ class Follower:
     """
 
     def __init__(
-        self, plan_id: int, plan: Plan, files: list[PlannedObject | None], capacity_bytes: int, start: tuple[int, int]
+        self,
+        plan_id: int,
+        plan: Plan,
+        versions: PlanVersions,
+        file_of: Callable[[Version], PlannedObject],
+        capacity_bytes: int,
+        start: tuple[int, int],
     ) -> None:
         self.plan_id = plan_id
         self.plan = plan
-        self._files = files
-        self._numbers = {id(file): number for number, file in enumerate(files) if file is not None}
+        self._versions = versions
+        self._file_of = file_of
         self._epoch_bytes = self._bytes_of(plan.epochs[min(start[0], len(plan.epochs) - 1)])
         self._starts = list(accumulate((len(epoch.files) for epoch in plan.epochs), initial=0))
         self._keep_bytes = self._keepable(capacity_bytes)
@@ -299,11 +308,12 @@ class Follower:
         number = entries.files[index]
         offset, length = entries.ranges[2 * index : 2 * index + 2] if entries.ranges is not None else (0, 0)
         made: list[Piece] = []
-        file = self._files[number]
+        version = self._versions.of_files[number]
         piece = None
-        if file is not None and offset < file.size_bytes:
+        if version is not None and offset < version.size_bytes:
             piece = self._pieces.get((number, offset, length))
             if piece is None:
+                file = self._file_of(version)
                 stop = min(offset + length, file.size_bytes) if length else file.size_bytes
                 whole = offset == 0 and stop == file.size_bytes
                 piece = Piece(self, file, whole, offset, stop, *chunk_span(offset, stop))
@@ -360,15 +370,13 @@ class Follower:
         """Where it is read next; beyond the end of the plan if it is not."""
         return piece.uses[0][0] if piece.uses else self._starts[-1] + 1
 
-    def leave(self) -> list[PlannedObject]:
-        """Take the pieces from their files; returns those that have none any more."""
-        files = {id(piece.file): piece.file for piece in self._pieces.values()}.values()
-        for piece in self._pieces.values():
+    def leave(self) -> list[Piece]:
+        """Give up the window; returns its pieces, which are read no more and have yet to be taken from their files."""
+        pieces = list(self._pieces.values())
+        for piece in pieces:
             piece.uses.clear()
-        for file in files:
-            file.leave(self)
-        self._pieces.clear()
-        return [file for file in files if not file.planned]
+        self._pieces = {}
+        return pieces
 
     # ------------------------------------------------------------------------------------- fetching
 
@@ -442,12 +450,8 @@ class Follower:
 
     # ------------------------------------------------------------------------------------- following
 
-    def knows(self, file: PlannedObject) -> bool:
-        return id(file) in self._numbers
-
-    def files(self) -> list[PlannedObject]:
-        """The files of the plan that the bucket has."""
-        return [file for file in self._files if file is not None]
+    def knows(self, version: Version) -> bool:
+        return version in self._versions.numbers
 
     def opened(self, piece: Piece, now: float | None) -> bool:
         """A reader has begun with a piece; returns whether the plan has that here."""
@@ -488,10 +492,10 @@ class Follower:
         """How far from the first entry that is left readers may begin, in entries."""
         return OPENED_AHEAD * self.plan.interleave + SLACK_ENTRIES
 
-    def judge(self, matched: bool, file: PlannedObject, offset: int) -> int | None:
+    def judge(self, matched: bool, version: Version, offset: int) -> int | None:
         """Take in the beginning of a piece, in place or not; returns where the readers are instead, if known."""
         self._history.append(matched)
-        self._recent.append((self._numbers[id(file)], offset))
+        self._recent.append((self._versions.numbers[version], offset))
         if matched:
             self.astray = 0
             self.confidence = min(1.0, self.confidence + CONFIDENCE_STEP)
@@ -542,14 +546,14 @@ class Follower:
                 at = content.find(pattern, at + 1)
         return places
 
-    def jump(self, position: int) -> list[PlannedObject]:
-        """The readers are at `position` now; returns files that are planned no more, for the moment."""
-        free = self.leave()
+    def jump(self, position: int) -> list[Piece]:
+        """The readers are at `position` now; returns as `leave`."""
+        pieces = self.leave()
         self._begin(position)
         self.astray = 0
         self._history.clear()
         self.trusted = True
-        return free
+        return pieces
 
     def read(self, piece: Piece, progress_bytes: int) -> None:
         """The reader of an open piece has come so far in it."""
@@ -643,8 +647,6 @@ class Follower:
             state = "distrusted"
         else:
             state = "waiting" if self.last_read_s is None else "running"
-        missing = min((position for _, position, _ in self._active if position >= self._base), default=self.scan)
-        ahead_bytes = self._sums[max(0, missing - self._base)] - self._read_bytes
         return PlanProgress(
             name=self.plan.name,
             state=state,
@@ -654,13 +656,31 @@ class Follower:
             epoch=epoch,
             entries=self._starts[epoch + 1] - self._starts[epoch],
             position=self.low - self._starts[epoch],
-            missing_files=self._files.count(None),
-            bytes_ahead=max(0, ahead_bytes),
+            missing_files=self._versions.missing_files,
+            bytes_ahead=self._bytes_ahead(),
             consumed_bytes_per_s=None if self.rate is None else round(self.rate),
             deviations=self.deviations,
             confidence=round(self.confidence, 3),
             predicted_stall_s=round(self.stall_s, 3),
         )
+
+    def _bytes_ahead(self) -> int:
+        """What is there or on its way beyond the readers, up to the first gap."""
+        gaps = (item[1:] for item in self._active if item[1] >= self.low and self._state(item[1]) != DONE)
+        gap, chunk = min(gaps, default=(self.scan, 0))
+        ahead_bytes = self._sums[gap - self._base] - self._read_bytes
+        # What readers have had of the entry with the gap, and of those after it, was not before it.
+        for position in range(gap, min(self._end, self.low + LONG_OPEN * self._reach)):
+            piece, state = self._piece(position), self._state(position)
+            if piece is not None and state != FUTURE:
+                ahead_bytes += piece.size_bytes if state == DONE else piece.progress_bytes
+        piece = self._piece(gap) if gap < self._end else None
+        if piece is not None:
+            found = piece.file.found
+            reached = chunk if found is None else found.run_of(ABSENT, chunk, piece.last)[0]
+            progress_bytes = piece.progress_bytes if self._state(gap) == OPEN else 0
+            ahead_bytes += max(0, (reached - piece.first) * CHUNK_BYTES - progress_bytes)
+        return max(0, ahead_bytes)
 
     def give_up(self, piece: Piece, chunk: int) -> None:
         """The bytes of the piece from `chunk` on are needed elsewhere: fetch them again for its next reading."""
@@ -684,10 +704,10 @@ class Follower:
         sampled = range(0, entries, step)
         total_bytes = 0
         for entry in sampled:
-            file = self._files[epoch.files[entry]]
+            version = self._versions.of_files[epoch.files[entry]]
             length = epoch.ranges[2 * entry + 1] if epoch.ranges is not None else 0
-            if file is not None:
-                total_bytes += min(length or file.size_bytes, file.size_bytes)
+            if version is not None:
+                total_bytes += min(length or version.size_bytes, version.size_bytes)
         return total_bytes * entries // max(1, len(sampled))
 
     def missed_share(self) -> float:

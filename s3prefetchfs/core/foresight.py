@@ -9,6 +9,7 @@ piece in each, and stays while either wants it.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from s3prefetchfs.core.events import PlanAdded
@@ -16,6 +17,7 @@ from s3prefetchfs.core.extent import CHUNK_BYTES
 from s3prefetchfs.core.follower import RESYNC_MATCHES, Follower, Piece, PlannedObject, Wish
 from s3prefetchfs.core.plan import PlanProgress
 from s3prefetchfs.core.residency import CachedObject, Residency
+from s3prefetchfs.core.version import Version
 
 UNPLANNED_SHARE = 20
 """While there are plans, what none of them speaks of has a twentieth of the cache to itself."""
@@ -24,6 +26,9 @@ PIPE_BOUND_SHARE = 0.5
 """When the readers need more than this part of the bandwidth, evicting early what is used later is of no help: each
 such byte has to come over the same pipe again. (Simulated with a pipe 5 % above the need, 0.95 cost up to 10 % more
 bytes and 5 % of the utilisation, and 0.8 still 6 % where the need was about that.)"""
+
+LEAVE_PIECES = 256
+"""Pieces taken from their files in one go, about half a millisecond."""
 
 RATE_UNKNOWN = 200e6
 """Bytes per second that a plan is taken to be read at before that is known, when two plans are weighed."""
@@ -39,66 +44,63 @@ class Foresight:
     def __init__(self, disk: Residency, capacity_bytes: int) -> None:
         self._disk = disk
         self._capacity_bytes = capacity_bytes
-        self._files: dict[int, PlannedObject] = {}
+        self._files: dict[Version, PlannedObject] = {}  # those in the window of any plan
         self._followers: dict[int, Follower] = {}
         self._begun: dict[int, list[Piece]] = {}  # ranges that were begun through a handle
+        self._leaving: deque[Piece] = deque()  # of windows that were given up
         self._now: float | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._followers)
+        return bool(self._followers or self._leaving)
 
     # ------------------------------------------------------------------------------------- plans and files
 
     def add(self, event: PlanAdded) -> None:
         """Follow a plan from now on."""
-        files: list[PlannedObject | None] = []
-        for file_id, size_bytes, object_id in zip(event.files, event.sizes, event.objects, strict=True):
-            file = None
-            if file_id:
-                file = self._files.get(file_id)
-                if file is None:
-                    file = self._files[file_id] = PlannedObject(file_id, size_bytes)
-                if object_id and file.found is None:
-                    self.object_added(self._disk.objects[object_id], file_id)
-            files.append(file)
-        self._followers[event.plan_id] = Follower(event.plan_id, event.plan, files, 0, event.start)
+        self._followers[event.plan_id] = Follower(
+            event.plan_id, event.plan, event.versions, self._file_of, 0, event.start
+        )
         self._share()
 
     def remove(self, plan_id: int) -> None:
         """Forget a plan; what it brought is now like anything else in the cache."""
         follower = self._followers.pop(plan_id)
-        self._free(follower.leave())
+        self._leaving += follower.leave()
         still = {handle_id: [*filter(_is_opened, pieces)] for handle_id, pieces in self._begun.items()}
         self._begun = {handle_id: pieces for handle_id, pieces in still.items() if pieces}
-        for file in follower.files():
-            if not any(other.knows(file) for other in self._followers.values()):
-                del self._files[file.file_id]
-                if file.found is not None:
-                    file.found.file_id = 0
         self._share()
 
-    def object_added(self, found: CachedObject, file_id: int) -> bool:
-        """An object came into the cache; returns whether a plan had asked for it.
+    def _file_of(self, version: Version) -> PlannedObject:
+        """The file of which a window is to have a piece."""
+        file = self._files.get(version)
+        if file is None:
+            file = self._files[version] = PlannedObject(version, self._disk.by_version.get(version))
+        return file
 
-        Args:
-            file_id: as in `PlanAdded`.
-        """
-        file = self._files.get(file_id)
+    def object_added(self, found: CachedObject) -> bool:
+        """An object came into the cache; returns whether a plan had asked for it."""
+        file = self._files.get(found.version)
         if file is None:
             return False
-        found.file_id = file_id
         file.found = found
         admitting, file.admitting = file.admitting, False
         self._disk.set_planned(found, file.planned)
+        self._forget_unplanned(file)
         return admitting
 
     def object_gone(self, found: CachedObject) -> None:
         """The object is on its way out of the cache."""
-        if (file := self._files.get(found.file_id)) is not None and file.found is found:
+        if (file := self._files.get(found.version)) is not None:
             file.found = None
 
     def grow(self) -> None:
-        """Unroll the plans a little further."""
+        """Unroll the plans a little further, and take apart a little of the windows that were given up."""
+        for _ in range(min(LEAVE_PIECES, len(self._leaving))):
+            piece = self._leaving.popleft()
+            piece.file.remove(piece)
+            if piece.file.found is not None:
+                self._disk.set_planned(piece.file.found, piece.file.planned)
+            self._forget_unplanned(piece.file)
         for follower in self._followers.values():
             if follower.growing:
                 for piece in follower.grow():
@@ -111,18 +113,18 @@ class Foresight:
 
     @property
     def growing(self) -> bool:
-        """Whether there is more to unroll."""
-        return any(follower.growing for follower in self._followers.values())
+        """Whether there is more to unroll or to take apart."""
+        return bool(self._leaving) or any(follower.growing for follower in self._followers.values())
 
     def _share(self) -> None:
         running = [follower for follower in self._followers.values() if not follower.finished]
         for follower in running:
             follower.share(self._capacity_bytes // len(running))
 
-    def _free(self, files: list[PlannedObject]) -> None:
-        for file in files:
-            if file.found is not None:
-                self._disk.set_planned(file.found, False)
+    def _forget_unplanned(self, file: PlannedObject) -> None:
+        """Forget a file that is in no window any more; one whose object is being made, when that is there."""
+        if not file.planned and not file.admitting:
+            del self._files[file.version]
 
     # ------------------------------------------------------------------------------------- readers
 
@@ -134,19 +136,20 @@ class Foresight:
 
     def opened(self, found: CachedObject, now: float) -> None:
         """A file was opened."""
-        file = self._files.get(found.file_id)
-        if file is None:
-            return
-        by_range = {piece.follower for piece in file.ranges}
-        in_place = [piece.follower for piece in file.wholes if piece.follower.opened(piece, now)]
+        version = found.version
+        in_place: list[Follower] = []
+        by_range: set[Follower] = set()
+        if (file := self._files.get(version)) is not None:
+            by_range = {piece.follower for piece in file.ranges}
+            in_place = [piece.follower for piece in file.wholes if piece.follower.opened(piece, now)]
         concerned = in_place or [
-            follower for follower in self._followers.values() if follower.knows(file) and follower not in by_range
+            follower for follower in self._followers.values() if follower.knows(version) and follower not in by_range
         ]
-        self._judge(concerned, bool(in_place), file, 0)
+        self._judge(concerned, bool(in_place), version, 0)
 
     def read(self, found: CachedObject, handle_id: int, start: int, stop: int, new_run: bool, now: float) -> None:
         """Bytes `[start, stop)` of an open file are being read."""
-        file = self._files.get(found.file_id)
+        file = self._files.get(found.version)
         if file is None:
             return
         for piece in file.wholes:
@@ -170,13 +173,14 @@ class Foresight:
                     if stop >= piece.stop:
                         follower.finish(piece)
         if new_run:
-            self._judge(in_place or list({piece.follower for piece in file.ranges}), bool(in_place), file, offset)
+            concerned = in_place or list({piece.follower for piece in file.ranges})
+            self._judge(concerned, bool(in_place), found.version, offset)
 
     def closed(self, found: CachedObject, handle_id: int) -> None:
         """A handle of a file was closed: it was read, though what is in the kernel's memory is read unseen."""
         for piece in self._begun.pop(handle_id, ()):
             piece.follower.finish(piece)
-        file = self._files.get(found.file_id)
+        file = self._files.get(found.version)
         if file is None or found.handles:
             return
         for piece in list(file.pieces()):
@@ -185,17 +189,17 @@ class Foresight:
 
     def landed(self, found: CachedObject, first: int, last: int) -> None:
         """A fetch of the object's chunks `[first, last)` has ended: what of them no plan wants any more can go."""
-        file = self._files.get(found.file_id)
+        file = self._files.get(found.version)
         if file is None:
             return
         for piece in [*file.wholes, *file.overlapping(first * CHUNK_BYTES, last * CHUNK_BYTES)]:
             piece.follower.rank(piece)
 
-    def _judge(self, followers: Sequence[Follower], in_place: bool, file: PlannedObject, offset: int) -> None:
+    def _judge(self, followers: Sequence[Follower], in_place: bool, version: Version, offset: int) -> None:
         for follower in followers:
-            place = follower.judge(in_place, file, offset)
+            place = follower.judge(in_place, version, offset)
             if place is not None:
-                self._free(follower.jump(place))
+                self._leaving += follower.jump(place)
             elif follower.any_order and follower.astray >= RESYNC_MATCHES:
                 follower.begin_next_epoch()
 
@@ -218,17 +222,17 @@ class Foresight:
 
     def wants(self, found: CachedObject) -> bool:
         """Whether a plan will read the object soon."""
-        file = self._files.get(found.file_id)
+        file = self._files.get(found.version)
         return file is not None and any(piece.staged for piece in file.pieces())
 
-    def by_ranges(self, file_id: int) -> bool:
+    def by_ranges(self, version: Version) -> bool:
         """Whether ranges of the file, not the whole of it, are planned."""
-        file = self._files.get(file_id)
+        file = self._files.get(version)
         return file is not None and bool(file.ranges)
 
     def reach(self, found: CachedObject, position: int) -> int:
         """How far from a reader's position on its file is worth reading ahead: to the end of the range it reads."""
-        file = self._files.get(found.file_id)
+        file = self._files.get(found.version)
         if file is None or not file.ranges:
             return found.size_bytes
         begun = (piece.stop for piece in file.overlapping(position - 1, position) if piece.opened)
@@ -250,7 +254,7 @@ class Foresight:
             reader_chunk: where the hindmost reader of the object is.
             giving_up: whoever else wants them, this piece does not.
         """
-        file = self._files.get(found.file_id)
+        file = self._files.get(found.version)
         if file is None:
             return
         for piece in [*file.wholes, *file.overlapping(chunks[0] * CHUNK_BYTES, chunks[1] * CHUNK_BYTES)]:
@@ -296,20 +300,20 @@ class Foresight:
 
     # ------------------------------------------------------------------------------------- for people
 
-    def progress(self) -> list[PlanProgress]:
-        """How far each plan is, in the order in which they were declared."""
-        return [follower.progress() for follower in self._followers.values()]
+    def progress(self, plan_id: int) -> PlanProgress:
+        """How far a plan is."""
+        return self._followers[plan_id].progress()
 
     def check(self) -> None:
         """Assert the invariants."""
         for follower in self._followers.values():
             follower.check()
-        for file in self._files.values():
-            if file.found is not None:
-                assert file.found.file_id == file.file_id
-                assert file.found.planned == file.planned
-                assert self._disk.objects.get(file.found.object_id) is file.found
-                assert not file.found.evicting
+        for version, file in self._files.items():
+            assert file.version == version
+            assert file.planned or file.admitting
+            assert file.found is self._disk.by_version.get(version)
+        for version, found in self._disk.by_version.items():
+            assert found.planned == (version in self._files and self._files[version].planned)
 
 
 def _is_opened(piece: Piece) -> bool:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, disk_bytes
+from s3prefetchfs.core.version import Version
 from s3prefetchfs.errors import FailureKind
 
 ABSENT, IN_FLIGHT, RESIDENT, UNVERIFIED, VERIFYING, RELEASING = range(6)
@@ -35,11 +36,11 @@ class CachedObject:
         passed_through: the kernel may be reading its file anywhere: no chunk is released while it is open.
         fetches: how many fetches are on their way, those waiting to be tried again included.
         failure: why its absent chunks cannot be had, and until when (seconds) that is believed.
-        file_id: what plans call it, 0 if none knows it. planned: a plan says when it is read next.
+        planned: a plan says when it is read next.
     """
 
     object_id: int
-    size_bytes: int
+    version: Version
     chunks: bytearray
     bypass: bool = False
     resident_chunks: int = 0
@@ -51,8 +52,11 @@ class CachedObject:
     passed_through: bool = False
     fetches: int = 0
     failure: tuple[FailureKind, float] | None = None
-    file_id: int = 0
     planned: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.version.size_bytes
 
     @property
     def idle(self) -> bool:
@@ -93,11 +97,13 @@ class Residency:
 
     Invariants (see `check`): `used_bytes` is the sum of what every non-absent chunk occupies; `freeing_bytes` is
     the part of it that is being given back; `planned_bytes` the part of it that is of planned objects; `idle` holds
-    exactly the idle objects that occupy any and are not planned, least recently used first.
+    exactly the idle objects that occupy any and are not planned, least recently used first; `by_version` holds those
+    that are not on their way out.
     """
 
     def __init__(self) -> None:
         self.objects: dict[int, CachedObject] = {}
+        self.by_version: dict[Version, CachedObject] = {}
         self.idle: OrderedDict[int, CachedObject] = OrderedDict()
         self.used_bytes = 0
         self.freeing_bytes = 0
@@ -108,12 +114,15 @@ class Residency:
         """The part of `used_bytes` that no plan speaks of."""
         return self.used_bytes - self.planned_bytes
 
-    def add(self, object_id: int, size_bytes: int, resident: bytes | None, bypass: bool) -> CachedObject:
+    def add(self, object_id: int, version: Version, resident: bytes | None, bypass: bool) -> CachedObject:
         """A new object, or one that a previous session left."""
-        chunks = bytearray(chunk_count(size_bytes)) if resident is None else bytearray(resident.translate(_FROM_INDEX))
-        found = CachedObject(object_id, size_bytes, chunks, bypass)
+        if resident is None:
+            chunks = bytearray(chunk_count(version.size_bytes))
+        else:
+            chunks = bytearray(resident.translate(_FROM_INDEX))
+        found = CachedObject(object_id, version, chunks, bypass)
         self._occupy(found, found.bytes_in(UNVERIFIED))
-        self.objects[object_id] = found
+        self.objects[object_id] = self.by_version[version] = found
         self.settle(found)
         return found
 
@@ -168,6 +177,7 @@ class Residency:
     def begin_evict(self, found: CachedObject) -> None:
         """An idle object is on its way out."""
         found.evicting = True
+        del self.by_version[found.version]
         self.freeing_bytes += found.occupied_bytes
         self.settle(found)
 
@@ -201,6 +211,8 @@ class Residency:
             assert (found.object_id in self.idle) == (found.idle and found.occupied_bytes > 0 and not found.planned), (
                 found
             )
+            assert found.evicting or self.by_version[found.version] is found
+        assert len(self.by_version) == sum(not found.evicting for found in self.objects.values())
         assert self.used_bytes == used_bytes
         assert self.freeing_bytes == freeing_bytes
         assert self.planned_bytes == planned_bytes

@@ -41,6 +41,7 @@ from s3prefetchfs.core.residency import (
     CachedObject,
     Residency,
 )
+from s3prefetchfs.core.version import Version
 from s3prefetchfs.errors import FailureKind
 
 GET_MIN_CHUNKS = 2 * 1024 * 1024 // CHUNK_BYTES
@@ -203,8 +204,8 @@ class Scheduler:
             case ev.FetchFailed():
                 self._fetch_failed(event, now)
             case ev.ObjectAdded():
-                found = self._disk.add(event.object_id, event.size_bytes, event.resident, event.bypass)
-                if event.file_id and self._foresight.object_added(found, event.file_id):
+                found = self._disk.add(event.object_id, event.version, event.resident, event.bypass)
+                if self._foresight.object_added(found):
                     admitted = found
                 # The cache may be smaller now than when it was filled.
                 self._evictor.room_for(0, now, Claim.AHEAD, False, out)
@@ -213,7 +214,7 @@ class Scheduler:
                 self._handles[event.handle_id] = _Handle(found, ReadAhead())
                 found.handles.add(event.handle_id)
                 self._disk.settle(found)
-                if found.file_id:
+                if self._foresight:
                     self._foresight.opened(found, now)
             case ev.WholeWanted():
                 found = self._handles[event.handle_id].found
@@ -265,13 +266,13 @@ class Scheduler:
         """What of the object is on disk, or on its way there."""
         return self._disk.objects[object_id].occupied_bytes
 
-    def plans(self) -> list[PlanProgress]:
-        """How far each plan is, in the order in which they were declared."""
-        return self._foresight.progress()
+    def progress(self, plan_id: int) -> PlanProgress:
+        """How far a plan is."""
+        return self._foresight.progress(plan_id)
 
-    def by_ranges(self, file_id: int) -> bool:
+    def by_ranges(self, version: Version) -> bool:
         """As Foresight.by_ranges."""
-        return self._foresight.by_ranges(file_id)
+        return self._foresight.by_ranges(version)
 
     def snapshot(self) -> Snapshot:
         """The figures of this moment."""
@@ -308,7 +309,7 @@ class Scheduler:
         handle.found.reads.add(read.read_id)
         new_run = handle.pattern.observe(event.start, event.stop)
         handle.frontier = first if new_run else max(handle.frontier, first)
-        if handle.found.file_id:
+        if self._foresight:
             self._foresight.read(handle.found, event.handle_id, event.start, event.stop, new_run, now)
             self._plans_held_up = False
         if not handle.found.complete:
@@ -334,7 +335,7 @@ class Scheduler:
         found = handle.found
         found.handles.discard(event.handle_id)
         found.passed_through = found.passed_through and bool(found.handles)
-        if found.file_id:
+        if self._foresight:
             self._foresight.closed(found, event.handle_id)
             self._plans_held_up = False
         self._settle(found)
@@ -656,7 +657,7 @@ class Scheduler:
         if found is None:
             if not file.admitting:
                 file.admitting = True
-                self._out.append(ev.Admit(file.file_id))
+                self._out.append(ev.Admit(file.version))
             return False  # its object comes at once
         self._fetch(found, first, last, now, ahead=True)
         return True

@@ -26,7 +26,8 @@ from s3prefetchfs.config import Config
 from s3prefetchfs.control import DIRECTORY_INO, DIRECTORY_NAME, Control, Refused
 from s3prefetchfs.core.opens import OpensRecord
 from s3prefetchfs.core.record import NAME_MAX_BYTES, Entry
-from s3prefetchfs.engine import Engine, Version
+from s3prefetchfs.core.version import Version
+from s3prefetchfs.engine import Engine
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.fuse import kernel
 from s3prefetchfs.fuse.directories import Directories

@@ -1,7 +1,7 @@
 """The scheduler at work in simulated time: with a cache disk, a network and readers that are models.
 
 What decides is the real scheduler: it hears the events that a daemon would tell it and cannot know the difference.
-Files are numbered from 0; the file id in plans is the number plus one. A file that is complete when it is opened is
+Files are numbered from 0, which is their key. A file that is complete when it is opened is
 read past the scheduler, as the kernel does it in passthrough.
 """
 
@@ -16,6 +16,7 @@ from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.plan import Plan
 from s3prefetchfs.core.plan_order import Entry
 from s3prefetchfs.core.scheduler import Scheduler
+from s3prefetchfs.core.version import PlanVersions, Version
 from s3prefetchfs.simulation.network import Network
 
 DISK_S = 0.001
@@ -70,9 +71,8 @@ class World:
     def declare(self, plan: Plan, missing: Sequence[int] = ()) -> int:
         """Declare a plan of files 0, 1, ..., of which some may be missing; returns its id."""
         plan_id = self._id()
-        files = [0 if number in missing else number + 1 for number in range(len(plan.files))]
-        objects = [0 if number in missing else self._objects.get(number, 0) for number in range(len(files))]
-        self.send(ev.PlanAdded(plan_id, plan, files, self.sizes[: len(files)], objects))
+        versions = [None if number in missing else self._version(number) for number in range(len(plan.files))]
+        self.send(ev.PlanAdded(plan_id, plan, PlanVersions(versions)))
         return plan_id
 
     def open(self, number: int) -> int:
@@ -172,8 +172,8 @@ class World:
                 self._network.get(fetch_id, start, stop, self.now)
                 if to_memory:
                     self._to_memory.add(fetch_id)
-            case ev.Admit(file_id):
-                self._add(file_id - 1)
+            case ev.Admit(version):
+                self._add(int(version.key))
             case ev.Evict(object_id):
                 number = self._numbers.pop(object_id)
                 if self._objects.get(number) == object_id:
@@ -192,7 +192,10 @@ class World:
     def _add(self, number: int) -> None:
         object_id = self._objects[number] = self._id()
         self._numbers[object_id] = number
-        self.send(ev.ObjectAdded(object_id, self.sizes[number], file_id=number + 1))
+        self.send(ev.ObjectAdded(object_id, self._version(number)))
+
+    def _version(self, number: int) -> Version:
+        return Version(str(number), "", self.sizes[number])
 
     def _later(self, seconds: float, work: Callable[[], object]) -> None:
         heapq.heappush(self._due, (self.now + seconds, self._id(), work))

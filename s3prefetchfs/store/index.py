@@ -244,7 +244,7 @@ class Index:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
         if code == sqlite3.SQLITE_FULL:
             return RequestError(FailureKind.NO_SPACE, f"{self._path}: {error}")
-        if code in _NOT_THE_FILES_FAULT:
+        if code in _NOT_THE_FILES_FAULT and not self._path.is_dir():
             return RequestError(FailureKind.CACHE_IO, f"{self._path}: {error}")
         return IndexDamaged(f"{self._path}: {error}")
 

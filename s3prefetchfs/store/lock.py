@@ -52,5 +52,5 @@ def unusable(directory: Path, reason: object) -> UserError:
     text = (reason.strerror if isinstance(reason, OSError) else None) or str(reason)
     return UserError(
         f"cannot use the cache directory {directory}: {text}",
-        "give --cache-dir a directory on a local disk that this user may write to",
+        "give --cache-dir a directory on a local disk that this user may write to; a damaged one may be deleted",
     )

@@ -29,8 +29,9 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span
@@ -318,10 +319,10 @@ class Store:
             if it is not None and it.size_bytes == size_bytes:
                 lost.discard(object_id)
             elif it is None:
-                self._files.delete(object_id)
+                self._discard(partial(self._files.delete, object_id))
                 orphans += 1
         for object_id in lost:  # without a file, or with one of the wrong length
-            self.delete(object_id)
+            self._discard(partial(self.delete, object_id))
         self._next_id = max(time.time_ns() >> _CLOCK_SHIFT, newest + 1)
         if damage is not None:
             self._replace_index(damage)
@@ -335,6 +336,14 @@ class Store:
             len(lost),
             orphans,
         )
+
+    @staticmethod
+    def _discard(delete: Callable[[], None]) -> None:
+        """Delete what is of no use. What cannot be deleted, such as a directory that somebody made there, stays."""
+        try:
+            delete()
+        except RequestError as error:
+            log.warning("what the cache has no use for stays on its disk: %s", error)
 
     def _load(self) -> IndexDamaged | None:
         """Read the index into memory: as much of it as can be read, and what was wrong."""

@@ -57,6 +57,14 @@ def test_names(fake_mount: FakeMount, tmp_path: Path, name: str) -> None:
     assert "--name" in done.stderr
 
 
+def test_a_file_and_a_mountpoint_that_changed_places(tmp_path: Path) -> None:
+    """Who gives the file first is told so."""
+    (tmp_path / "plan.txt").write_text("x\n")
+    done = CliRunner().invoke(main, ["plan", "submit", str(tmp_path / "plan.txt"), str(tmp_path)])
+    assert done.exit_code == 2
+    assert "the mountpoint comes first" in done.stderr
+
+
 def test_errors_have_hints() -> None:
     """The errno that the mount gives becomes a sentence with what to do."""
     error = cannot("submit x", OSError(errno.EFBIG, "File too large"))

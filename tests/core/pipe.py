@@ -14,6 +14,7 @@ from typing import Protocol
 
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES
+from s3prefetchfs.core.version import Version
 
 FIRST_BYTE_S = 0.030
 CONNECTION_BYTES_PER_S = 90e6
@@ -96,7 +97,7 @@ class Pipe:
         if read.handle not in self._open:
             object_id = self._id()
             self._open[read.handle] = self._id()
-            self._send(ev.ObjectAdded(object_id, read.size_bytes))
+            self._send(ev.ObjectAdded(object_id, Version(str(object_id), "", read.size_bytes)))
             self._send(ev.Opened(self._open[read.handle], object_id))
         read_id = self._id()
         waiting[read_id] = reader, read

@@ -7,6 +7,7 @@ from s3prefetchfs.core.eviction import RELEASE_MIN_BYTES, SQUEEZE_S, Claim, Evic
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from s3prefetchfs.core.foresight import Foresight
 from s3prefetchfs.core.residency import CachedObject, Residency
+from s3prefetchfs.core.version import Version
 
 MIB = 1024 * 1024
 CAPACITY_BYTES = 64 * MIB
@@ -25,7 +26,7 @@ class Cache:
 
     def add(self, object_id: int, size_bytes: int, *, handle: bool = False) -> CachedObject:
         """An object that is all there, open or idle."""
-        found = self.disk.add(object_id, size_bytes, None, bypass=False)
+        found = self.disk.add(object_id, Version(str(object_id), "", size_bytes), None, bypass=False)
         self.disk.reserve(found, 0, len(found.chunks))
         self.disk.land(found, 0, len(found.chunks))
         if handle:
@@ -127,7 +128,7 @@ def test_a_full_disk_is_believed_for_a_while() -> None:
 def test_only_evictions_that_free_bytes_are_counted() -> None:
     """An object without bytes is forgotten, not evicted."""
     cache = Cache()
-    cache.evictor.evict(cache.disk.add(1, MIB, None, bypass=False), cache.out)
+    cache.evictor.evict(cache.disk.add(1, Version("1", "", MIB), None, bypass=False), cache.out)
     assert cache.evictor.evictions == 0
     cache.evictor.evict(cache.add(2, MIB), cache.out)
     assert cache.evictor.evictions == 1

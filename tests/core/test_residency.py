@@ -19,6 +19,7 @@ from s3prefetchfs.core.residency import (
     CachedObject,
     Residency,
 )
+from s3prefetchfs.core.version import Version
 
 SHORT_BYTES = 1001
 ODD_BYTES = 3 * CHUNK_BYTES + SHORT_BYTES
@@ -26,7 +27,7 @@ ODD_BYTES = 3 * CHUNK_BYTES + SHORT_BYTES
 
 
 def add(disk: Residency, object_id: int, size_bytes: int = ODD_BYTES, resident: bytes | None = None) -> CachedObject:
-    return disk.add(object_id, size_bytes, resident, bypass=False)
+    return disk.add(object_id, Version(str(object_id), "", size_bytes), resident, bypass=False)
 
 
 def test_space_counts_from_the_reservation_until_the_disk_has_it_back() -> None:
@@ -159,7 +160,7 @@ def test_a_run_is_what_a_loop_would_find(states: bytes, data: st.DataObject) -> 
     end = begin
     while end < last and states[end] == wanted:
         end += 1
-    found = CachedObject(1, len(states) * CHUNK_BYTES, bytearray(states))
+    found = CachedObject(1, Version("1", "", len(states) * CHUNK_BYTES), bytearray(states))
     assert found.run_of(wanted, first, last) == (begin, end)
 
 
@@ -168,7 +169,7 @@ def test_bytes_in_a_state_are_the_sum_over_its_chunks(size_bytes: int, data: st.
     """The short last chunk counts as what it occupies."""
     count = chunk_count(size_bytes)
     states = data.draw(st.lists(st.sampled_from([ABSENT, IN_FLIGHT, RELEASING]), min_size=count, max_size=count))
-    found = CachedObject(1, size_bytes, bytearray(states))
+    found = CachedObject(1, Version("1", "", size_bytes), bytearray(states))
     by_chunk = [found.disk_bytes(chunk, chunk + 1) for chunk in range(count) if states[chunk] == RELEASING]
     assert found.bytes_in(RELEASING) == sum(by_chunk)
 

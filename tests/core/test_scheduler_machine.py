@@ -61,7 +61,7 @@ class Moves(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.positions: dict[int, int] = {}
         self.last_failure: FailureKind | None = None
-        self.path: list[int] = []  # file ids, as the last plan has them
+        self.path: list[int] = []  # numbers of files, as the last plan has them
         self.step = 0
 
     @initialize(
@@ -188,7 +188,7 @@ class Moves(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------------- plans
 
     def can_declare(self) -> bool:
-        return bool(self.world.file_sizes) and len(self.world.plans) < 3
+        return bool(self.world.files) and len(self.world.plans) < 3
 
     def has_plans(self) -> bool:
         return bool(self.world.plans)
@@ -202,7 +202,7 @@ class Moves(RuleBasedStateMachine):
         ranges=st.one_of(st.none(), st.tuples(st.floats(0, 1.1), lengths)),
         order=st.sampled_from([Order.STRICT, Order.STRICT, Order.ANY]),
         interleave=st.integers(1, 4),
-        missing=st.sets(st.integers(1, 6), max_size=2),
+        missing=st.sets(st.integers(0, 5), max_size=2),
         start=st.tuples(st.integers(0, 3), st.integers(0, 12)),
     )
     def declare(
@@ -215,7 +215,7 @@ class Moves(RuleBasedStateMachine):
         start: tuple[int, int],
     ) -> None:
         """Files in any order, some of them again and again, whole or a range of each."""
-        sizes = [*self.world.file_sizes.values()]
+        sizes = [version.size_bytes for version in self.world.files]
         orders = [[pick % len(sizes) for pick in entries] for entries in epochs]
         orders[-1].append(len(sizes) - 1)  # plans made by `plan_of` have the files up to the last that is read
         flat = None
@@ -224,7 +224,7 @@ class Moves(RuleBasedStateMachine):
             flat = [[n for file in entries for n in (int(share * sizes[file]), length_bytes)] for entries in orders]
         plan = plan_of(orders, interleave=interleave, order=order, ranges=flat)
         self.world.declare(plan, missing, start)
-        self.path = [1 + file for entries in orders for file in entries]
+        self.path = [file for entries in orders for file in entries]
         self.step = 0
 
     @precondition(can_follow)
@@ -243,7 +243,7 @@ class Moves(RuleBasedStateMachine):
     @precondition(has_plans)
     @rule()
     def look_at_plans(self) -> None:
-        for progress in self.world.scheduler.plans():
+        for progress in map(self.world.scheduler.progress, self.world.plans):
             assert 0 <= progress.position <= progress.entries
             assert 0 < progress.confidence <= 1
 
@@ -497,8 +497,8 @@ def _prefetch_first(patch: pytest.MonkeyPatch) -> None:
 def _remember_what_was_admitted_in_vain(patch: pytest.MonkeyPatch) -> None:
     honest = Foresight.object_added
 
-    def object_added(self: Foresight, found: CachedObject, file_id: int) -> bool:
-        honest(self, found, file_id)
+    def object_added(self: Foresight, found: CachedObject) -> bool:
+        honest(self, found)
         return False
 
     patch.setattr(Foresight, "object_added", object_added)

@@ -10,6 +10,7 @@ from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES
 from s3prefetchfs.core.follower import PAGE_BYTES
 from s3prefetchfs.core.plan import Order
+from s3prefetchfs.core.residency import ABSENT
 from tests.core.plan_world import MIB, PlanWorld, plan_of
 
 FILES, FILE_BYTES, EPOCHS, INTERLEAVE = 32, 8 * MIB, 4, 2
@@ -69,7 +70,7 @@ def test_segments_of_files_larger_than_the_cache() -> None:
     ranges = [(file, offset * MIB, 8 * MIB) for file in range(3) for offset in range(0, 64, 8)]
     random.Random(2).shuffle(ranges)
     world = PlanWorld(48 * MIB, sizes)
-    world.declare(
+    plan_id = world.declare(
         plan_of(
             [[file for file, _, _ in ranges]],
             interleave=1,
@@ -84,7 +85,7 @@ def test_segments_of_files_larger_than_the_cache() -> None:
         world.sleep(length / READER_BYTES_PER_S)
     assert world.fetched_bytes == sum(sizes)
     assert world.waited_s < 0.5
-    assert world.scheduler.plans()[0].state == "finished"
+    assert world.scheduler.progress(plan_id).state == "finished"
 
 
 class SegmentWorld(PlanWorld):
@@ -97,7 +98,7 @@ class SegmentWorld(PlanWorld):
     def __init__(self, capacity_bytes: int, sizes: list[int], ranges: list[tuple[int, int, int]]) -> None:
         super().__init__(capacity_bytes, sizes)
         numbers = [number for _, offset, length in ranges for number in (offset, length)]
-        self.declare(plan_of([[file for file, _, _ in ranges]], interleave=1, ranges=[numbers]))
+        self.plan_id = self.declare(plan_of([[file for file, _, _ in ranges]], interleave=1, ranges=[numbers]))
         self.sleep(1.0)
 
     def read_range(self, file: int, offset: int, length: int, *, in_memory: float = 0.0) -> None:
@@ -127,7 +128,7 @@ def test_ranges_are_followed_as_the_kernel_reads_them() -> None:
     world = SegmentWorld(96 * MIB, sizes, ranges)
     for segment in ranges:
         world.read_range(*segment)
-    progress = world.scheduler.plans()[0]
+    progress = world.scheduler.progress(world.plan_id)
     assert (progress.state, progress.confidence) == ("finished", 1.0)
     assert progress.deviations <= 2  # where the kernel reads on into the range that is next but one
     assert world.fetched_bytes < 1.25 * sum(length for _, _, length in ranges)
@@ -139,7 +140,7 @@ def test_ranges_whose_ends_the_kernel_has_in_memory_do_not_hold_up_the_plan() ->
     world = SegmentWorld(96 * MIB, sizes, ranges)
     for number, segment in enumerate(ranges):
         world.read_range(*segment, in_memory=0.7 if number % 3 else 0.0)
-    progress = world.scheduler.plans()[0]
+    progress = world.scheduler.progress(world.plan_id)
     assert (progress.state, progress.confidence) == ("finished", 1.0)
     assert progress.deviations <= 2
 
@@ -160,10 +161,10 @@ def test_what_is_left_out_does_not_hold_up_the_plan() -> None:
     """Files that are never opened, one in twenty: the others are still in place, and fetched ahead."""
     order = list(range(200))
     world = PlanWorld(50 * MIB, [MIB] * 200)
-    world.declare(plan_of([order], interleave=INTERLEAVE))
+    plan_id = world.declare(plan_of([order], interleave=INTERLEAVE))
     world.sleep(1.0)
     world.read_epoch([n for n in order if n % 20], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
-    progress = world.scheduler.plans()[0]
+    progress = world.scheduler.progress(plan_id)
     assert progress.position == 180  # which was left out, and not many were begun since
     assert progress.deviations <= 10
     assert world.waited_s < 0.05 * world.now
@@ -192,7 +193,7 @@ def test_a_reader_takes_no_more_from_a_plan_than_he_needs() -> None:
 def test_the_rate_of_readers_has_their_pauses_in_it() -> None:
     """Who reads in bursts consumes as much as he reads in all, not as fast as in a burst."""
     world = PlanWorld(400 * MIB, [8 * MIB] * 40)
-    world.declare(plan_of([list(range(40))], interleave=1))
+    plan_id = world.declare(plan_of([list(range(40))], interleave=1))
     world.sleep(2.0)
     for number in range(20):
         handle = world.open(number)
@@ -200,18 +201,33 @@ def test_the_rate_of_readers_has_their_pauses_in_it() -> None:
             world.read(handle, start, start + MIB)
         world.close(handle)
         world.sleep(0.2)
-    assert world.scheduler.plans()[0].consumed_bytes_per_s == pytest.approx(8 * MIB / 0.2, rel=0.3)
+    assert world.scheduler.progress(plan_id).consumed_bytes_per_s == pytest.approx(8 * MIB / 0.2, rel=0.3)
 
 
 def test_files_that_the_kernel_has_in_memory_are_read_all_the_same() -> None:
     """Nobody sees how they are read, only that they are opened and closed: the plan goes on, to its end."""
     world = PlanWorld(60 * MIB, [8 * MIB] * 16)
-    world.declare(plan_of([list(range(16)), list(range(16))], interleave=8))
+    plan_id = world.declare(plan_of([list(range(16)), list(range(16))], interleave=8))
     world.read_epoch(list(range(16)), interleave=8, bytes_per_s=READER_BYTES_PER_S)
     for number in range(16):
         world.close(world.open(number))
-    progress = world.scheduler.plans()[0]
+    progress = world.scheduler.progress(plan_id)
     assert (progress.state, progress.epoch, progress.deviations) == ("finished", 1, 0)
+
+
+def test_what_is_ahead_of_readers_counts_to_the_byte() -> None:
+    """Up to the first gap, also where it is in the middle of a file; what was read on both sides of it is not ahead."""
+    world = PlanWorld(400 * MIB, [64 * MIB] * 3, bytes_per_s=64e6, connections=1)
+    plan_id = world.declare(plan_of([[0, 1, 2]], interleave=2))
+    handles = [world.open(0), world.open(1)]
+    for handle in handles:
+        world.read(handle, 0, 8 * MIB)
+    world.sleep(1.0)
+    resident = world.scheduler._disk.by_version[world._version(0)].chunks
+    assert 8 * MIB < (reached := resident.find(ABSENT) * CHUNK_BYTES) < 64 * MIB
+    assert world.scheduler.progress(plan_id).bytes_ahead == reached - 8 * MIB
+    world.sleep(60.0)
+    assert world.scheduler.progress(plan_id).bytes_ahead == (3 * 64 - 2 * 8) * MIB
 
 
 def test_restarted_readers_are_found_again() -> None:
@@ -219,10 +235,10 @@ def test_restarted_readers_are_found_again() -> None:
     chance = random.Random(1)
     epochs = [chance.sample(range(200), 200) for _ in range(3)]
     world = PlanWorld(50 * MIB, [MIB] * 200)
-    world.declare(plan_of(epochs, interleave=INTERLEAVE))
+    plan_id = world.declare(plan_of(epochs, interleave=INTERLEAVE))
     world.read_epoch(epochs[0][:8], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
     world.read_epoch(epochs[1][100:140], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S)
-    progress = world.scheduler.plans()[0]
+    progress = world.scheduler.progress(plan_id)
     assert (progress.epoch, progress.position) == (1, 140)
     assert progress.deviations > 0
 

@@ -18,6 +18,7 @@ from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span, disk_bytes
 from s3prefetchfs.core.plan import Plan
 from s3prefetchfs.core.scheduler import READ_GRACE_S, Scheduler
+from s3prefetchfs.core.version import PlanVersions, Version
 from s3prefetchfs.errors import FailureKind
 
 ABSENT, LANDED, OLD, OLD_BAD, GOING = range(5)
@@ -39,7 +40,6 @@ class ModelObject:
     size_bytes: int
     disk: bytearray
     bypass: bool = False
-    file_id: int = 0
     handles: set[int] = field(default_factory=set)
     failures: set[FailureKind] = field(default_factory=set)
     evicting: bool = False
@@ -97,7 +97,7 @@ class World:
     Attributes:
         fetches, verifies, releases, evictions: instructions that wait for their answer, in order of arrival.
         reads: those not finished. alarm_s: when a Tick is due, if one is.
-        file_sizes: by file id, of the files that plans may speak of. file_objects: those that are in the cache.
+        files: what plans may speak of. file_objects: ids of those that are in the cache.
         disk_full: no object that is made from now on gets a cache file.
         broken: an event was not taken in to its end: the history is over.
         checked: whether to check everything after every event, which costs time in proportion to the cache.
@@ -128,8 +128,8 @@ class World:
         self.releases: list[ev.Release] = []
         self.evictions: list[ev.Evict] = []
         self.gone: list[int] = []
-        self.file_sizes: dict[int, int] = {}
-        self.file_objects: dict[int, int] = {}
+        self.files: list[Version] = []
+        self.file_objects: dict[Version, int] = {}
         self.plans: list[int] = []
         self.disk_full = False
         self.fetched_bytes = 0
@@ -153,33 +153,36 @@ class World:
 
     # ------------------------------------------------------------------------------------- what can happen
 
-    def add(self, size_bytes: int, *, bypass: bool = False, file_id: int = 0) -> int:
-        """A new object; returns its id."""
+    def add(self, size_bytes: int, *, bypass: bool = False) -> int:
+        """A new object that no plan speaks of; returns its id."""
+        return self._add(Version(f"object {self._last_id}", "", size_bytes), bypass)
+
+    def _add(self, version: Version, bypass: bool = False) -> int:
         bypass = bypass or self.disk_full
-        found = ModelObject(self._id(), size_bytes, bytearray(chunk_count(size_bytes)), bypass, file_id)
+        found = ModelObject(self._id(), version.size_bytes, bytearray(chunk_count(version.size_bytes)), bypass)
         self.objects[found.object_id] = found
-        if file_id:
-            self.file_objects[file_id] = found.object_id
-        self.send(ev.ObjectAdded(found.object_id, size_bytes, bypass=bypass, file_id=file_id))
+        if version in self.files:
+            self.file_objects[version] = found.object_id
+        self.send(ev.ObjectAdded(found.object_id, version, bypass=bypass))
         return found.object_id
 
     def add_file(self, size_bytes: int) -> None:
         """The bucket has one more file for plans to speak of."""
-        self.file_sizes[1 + len(self.file_sizes)] = size_bytes
+        self.files.append(Version(f"file {len(self.files)}", "", size_bytes))
 
-    def open_file(self, file_id: int) -> int:
+    def open_file(self, number: int) -> int:
         """Open a file that plans may speak of; returns the handle's id."""
-        if file_id not in self.file_objects:
-            self.add(self.file_sizes[file_id], file_id=file_id)
-        return self.open(self.file_objects[file_id])
+        version = self.files[number]
+        if version not in self.file_objects:
+            self._add(version)
+        return self.open(self.file_objects[version])
 
     def declare(self, plan: Plan, missing: Collection[int], start: tuple[int, int]) -> None:
-        """A plan of all files in order of their ids, some of which the bucket no longer has."""
+        """A plan of all files, some of which the bucket no longer has."""
         plan_id = self._id()
         self.plans.append(plan_id)
-        files = [0 if file_id in missing else file_id for file_id in self.file_sizes]
-        objects = [self.file_objects.get(file_id, 0) for file_id in files]
-        self.send(ev.PlanAdded(plan_id, plan, files, [*self.file_sizes.values()], objects, start))
+        versions = [None if number in missing else version for number, version in enumerate(self.files)]
+        self.send(ev.PlanAdded(plan_id, plan, PlanVersions(versions), start))
 
     def remove_plan(self, index: int) -> None:
         self.send(ev.PlanRemoved(self.plans.pop(index)))
@@ -188,7 +191,8 @@ class World:
         """An object that a previous session left, its chunks ABSENT, OLD or OLD_BAD; returns its id."""
         found = ModelObject(self._id(), size_bytes, bytearray(disk))
         self.objects[found.object_id] = found
-        self.send(ev.ObjectAdded(found.object_id, size_bytes, bytes(state != ABSENT for state in disk)))
+        version = Version(f"object {found.object_id}", "", size_bytes)
+        self.send(ev.ObjectAdded(found.object_id, version, bytes(state != ABSENT for state in disk)))
         return found.object_id
 
     def open(self, object_id: int) -> int:
@@ -369,7 +373,7 @@ class World:
         self.broken = True
         out = self.scheduler.handle(event, self.now)
         prefetches = []
-        admitted: list[int] = []
+        admitted: list[Version] = []
         for instruction in out:
             match instruction:
                 case ev.Fetch():
@@ -389,8 +393,8 @@ class World:
                 case ev.VersionGone():
                     self.gone.append(instruction.object_id)
                 case ev.Admit():
-                    assert instruction.file_id not in self.file_objects, "its object is there"
-                    admitted.append(instruction.file_id)
+                    assert instruction.version not in self.file_objects, "its object is there"
+                    admitted.append(instruction.version)
                 case ev.WakeAt():
                     assert self.alarm_s is None or instruction.at_s < self.alarm_s
                     self.alarm_s = instruction.at_s
@@ -399,8 +403,8 @@ class World:
             self.scheduler.check()
             self._check(prefetches)
         self.broken = False
-        for file_id in admitted:
-            self.add(self.file_sizes[file_id], file_id=file_id)
+        for version in admitted:
+            self._add(version)
         return out
 
     def _on_fetch(self, fetch: ev.Fetch) -> ModelFetch:

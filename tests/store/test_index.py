@@ -68,7 +68,15 @@ def drop_table(index: Path) -> None:
     db.close()
 
 
-@pytest.mark.parametrize("harm", [cut_to_half, fill_with_garbage, make_of_the_future, make_foreign, drop_table])
+def put_directory_in_its_place(index: Path) -> None:
+    index.unlink()
+    (index / "notes").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [cut_to_half, fill_with_garbage, make_of_the_future, make_foreign, drop_table, put_directory_in_its_place],
+)
 def test_useless_index_is_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
 ) -> None:

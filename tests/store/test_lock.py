@@ -70,11 +70,11 @@ def test_directory_is_private(tmp_path: Path) -> None:
 def test_failed_start_lets_go(tmp_path: Path) -> None:
     """A store that could not start does not keep the directory locked."""
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "index.sqlite").mkdir()
+    (tmp_path / "cache" / "objects").touch()
     for _ in range(2):
         with pytest.raises(UserError, match="cannot use the cache directory"):
             Store(tmp_path / "cache")
-    (tmp_path / "cache" / "index.sqlite").rmdir()
+    (tmp_path / "cache" / "objects").unlink()
     Store(tmp_path / "cache").close()
 
 

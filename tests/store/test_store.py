@@ -237,6 +237,21 @@ def test_files_and_rows_are_made_to_agree(tmp_path: Path) -> None:
     store.close()
 
 
+def test_directory_in_place_of_a_file(tmp_path: Path) -> None:
+    """What somebody put where an object's file was costs that object, and does not keep the store from starting."""
+    store = Store(tmp_path / "cache")
+    gone, kept = (add_object(store, seed, ODD_BYTES) for seed in range(2))
+    path = Path(store.path(gone))
+    store.close()
+    path.unlink()
+    (path / "notes").mkdir(parents=True)
+    for _ in range(2):
+        store = Store(tmp_path / "cache")
+        assert [it.object_id for it in store.recovered()] == [kept]
+        store.close()
+    assert (path / "notes").exists()
+
+
 def test_ids_are_never_given_twice(tmp_path: Path) -> None:
     """Not after a deletion, a restart, a crash with nothing saved, a lost index, or a clock set back."""
     given = []

@@ -15,6 +15,20 @@ from s3prefetchfs.core.plan_name import is_scratch
 from s3prefetchfs.log import printable
 
 _SECTIONS = [
+    (
+        "Columns",
+        """
+        state       waiting (nothing read yet), running, distrusted (the readers do
+                    something else, and the plan is not followed), finished, resolving
+                    (its files are being looked up), or refused
+        epoch       the one that is being read, of how many
+        position    the first entry of it that is not finished, of how many
+        ahead       planned bytes beyond the readers that are there or on their way
+        deviations  opens that were not where the plan has them, and entries skipped
+        confidence  how far ahead the plan is followed: 100 % is the whole cache
+        stall       how long readers will wait for what cannot be there in time
+        """,
+    ),
     ("Files", "The same is told by the files in MOUNTPOINT/.s3prefetchfs/plans/."),
     ("Exit status", EXIT_CODES),
 ]

@@ -45,6 +45,8 @@ def submit(mountpoint: str, file: Path, name: str | None, strict: bool, wait: bo
 
     Returns when the plan is in force. Files that the bucket does not have are named.
     """
+    if os.path.isfile(mountpoint):
+        raise click.UsageError(f"{mountpoint} is a file: the mountpoint comes first, then the file of the plan")
     directory = plans_directory(mountpoint)
     name, content = read_plan_file(file, name)
     path = directory / name
