@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ from s3prefetchfs.core.scheduler import Scheduler, Snapshot
 from s3prefetchfs.core.version import PlanVersions, Version
 from s3prefetchfs.errors import FailureKind, RequestError
 from s3prefetchfs.metrics import Metrics
+from s3prefetchfs.store.files import OpenFile
 from s3prefetchfs.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -120,11 +120,11 @@ class Engine:
         self._feed(ev.Opened(handle_id, object_id))
         return handle_id
 
-    async def whole_file(self, handle_id: int, wait_s: float) -> str | None:
+    async def whole_file(self, handle_id: int, wait_s: float) -> OpenFile | None:
         """The cache file of an open object for the kernel to read, if the object is whole, or within `wait_s`.
 
         This is where it is decided what the kernel may read: a file all of which is on the disk and has passed its
-        checksums. From the return of its path on it stays as it is, until the last handle of the object is closed.
+        checksums. From its return on it stays as it is, until the last handle of the object is closed.
         A file that somebody cut short or deleted is not one: the reads through the daemon find that out, and heal it.
         """
         object_id, version = self._handles[handle_id]
@@ -141,14 +141,10 @@ class Engine:
                     del self._openers[handle_id]
             if not self._scheduler.is_complete(handle_id):
                 return None
-        path = self._store.path(object_id)
-        try:
-            if os.stat(path).st_size != version.size_bytes:
-                return None
-        except OSError:
-            return None
-        self._feed(ev.PassedThrough(handle_id))
-        return path
+        file = self._store.file(object_id)
+        if file is not None:
+            self._feed(ev.PassedThrough(handle_id))
+        return file
 
     def close(self, handle_id: int) -> None:
         """Close a handle; what it read ahead stays in the cache."""

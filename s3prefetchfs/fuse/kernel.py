@@ -169,7 +169,7 @@ class Connection:
             if not self._reason:
                 try:
                     with tempfile.NamedTemporaryFile(dir=self._config.cache_dir) as probe:
-                        self._passthrough.turn_on(self._fd, probe.name)
+                        self._passthrough.turn_on(self._fd, probe)
                 except (OSError, passthrough.BackingError) as error:
                     self._reason = f"the kernel does not take a file of {self._config.cache_dir}: {error}"
         if self._reason and self._config.passthrough == "on":

@@ -19,10 +19,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import os
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from s3prefetchfs.fuse import open_reply
 from s3prefetchfs.metrics import KernelFigures
@@ -56,20 +56,23 @@ class BackingError(Exception):
         self.errno = error.errno
 
 
-def open_backing(device_fd: int, path: str) -> int:
-    """Hand a file to the kernel; returns its backing id, which is freed by `close_backing`.
+class BackingFile(Protocol):
+    """An open file, which stays open as long as this object is kept."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+
+
+def open_backing(device_fd: int, fd: int) -> int:
+    """Hand an open file to the kernel, which holds it from then on; returns its backing id, for `close_backing`.
 
     Raises:
-        BackingError: the file cannot be opened, or the kernel does not take it.
+        BackingError: the kernel does not take it.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # A buffer that could be changed makes ioctl return what the call returned.
-            backing_id: int = fcntl.ioctl(device_fd, BACKING_OPEN, bytearray(_BACKING_MAP.pack(fd, 0, 0)))
-            return backing_id
-        finally:
-            os.close(fd)  # the kernel has its own reference
+        # A buffer that could be changed makes ioctl return what the call returned.
+        backing_id: int = fcntl.ioctl(device_fd, BACKING_OPEN, bytearray(_BACKING_MAP.pack(fd, 0, 0)))
+        return backing_id
     except OSError as error:
         raise BackingError(error) from None
 
@@ -102,13 +105,13 @@ class Passthrough:
         self._inodes: dict[int, _Inode] = {}
         self._handles: dict[int, int] = {}  # handle -> inode
 
-    def turn_on(self, device_fd: int, probe: str) -> None:
+    def turn_on(self, device_fd: int, probe: BackingFile) -> None:
         """The kernel agreed on passthrough on this connection; turn it on if it takes the file `probe`, too.
 
         Raises:
             BackingError: it does not.
         """
-        close_backing(device_fd, open_backing(device_fd, probe))
+        close_backing(device_fd, open_backing(device_fd, probe.fileno()))
         self._device_fd = device_fd
         self._figures.passthrough = True
         self._figures.reason = ""
@@ -119,20 +122,20 @@ class Passthrough:
         self._figures.reason = reason
         log.warning("no passthrough: files are read through the daemon, because %s", reason)
 
-    async def open(self, ino: int, handle_id: int, whole_file: Callable[[], Awaitable[str | None]]) -> None:
+    async def open(self, ino: int, handle_id: int, whole_file: Callable[[], Awaitable[BackingFile | None]]) -> None:
         """Choose the mode of a handle that is being opened; the caller replies to the OPEN without another await.
 
         Args:
-            whole_file: waits for the object to be whole, as long as an open may wait, and returns the path
-                of its cache file, which from then on stays as it is for as long as the object is open; None if it is
-                not whole. Only called if it matters; nothing happens between its return and ours.
+            whole_file: waits for the object to be whole, as long as an open may wait, and returns its cache file,
+                which from then on stays as it is for as long as the object is open; None if it is not whole. Only
+                called if it matters; nothing happens between its return and ours.
         """
-        path = None
+        file = None
         if self._figures.passthrough and ino not in self._inodes:
-            path = await whole_file()
+            file = await whole_file()
         inode = self._inodes.get(ino)
         if inode is None:
-            inode = self._inodes[ino] = _Inode(None if path is None else self._back(path))
+            inode = self._inodes[ino] = _Inode(None if file is None else self._back(ino, file))
         inode.handles += 1
         self._handles[handle_id] = ino
         if inode.backing_id is None:
@@ -151,12 +154,12 @@ class Passthrough:
             if inode.backing_id is not None:
                 close_backing(self._device_fd, inode.backing_id)
 
-    def _back(self, path: str) -> int | None:
+    def _back(self, ino: int, file: BackingFile) -> int | None:
         try:
-            return open_backing(self._device_fd, path)
+            return open_backing(self._device_fd, file.fileno())
         except BackingError as error:
             if error.errno in _PASSING_ERRNOS:
-                log.warning("%s is read through the daemon: %s", path, error)
+                log.warning("inode %d is read through the daemon: %s", ino, error)
             else:
                 self.turn_off(str(error))
             return None

@@ -47,8 +47,8 @@ _MAX_OPEN = 65536
 class OpenFile:
     """A read-only descriptor, closed with the last reference to this object.
 
-    It does not leave this class: in `os.pread(files.open(id).fd, ...)` the reference would be gone, and the
-    descriptor closed, before `pread` is called.
+    Whoever asks for `fileno` keeps the object: in `os.pread(files.open(id).fileno(), ...)` the reference would be gone,
+    and the descriptor closed, before `pread` is called.
     """
 
     __slots__ = ("_fd",)
@@ -58,6 +58,10 @@ class OpenFile:
 
     def __del__(self) -> None:
         os.close(self._fd)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
 
     def pread(self, length: int, start: int) -> bytes:
         """As os.pread."""
@@ -194,6 +198,16 @@ class ObjectFiles:
             with self._lock:
                 self._cached[object_id] = file
         return file
+
+    def intact(self, object_id: int, size_bytes: int) -> OpenFile | None:
+        """Blocking, unless cached. A lease on the file, if nobody has deleted it or changed its length."""
+        try:
+            file = self.open(object_id)
+            status = os.fstat(file.fileno())
+        except OSError as error:
+            log.warning("cannot open %s: %s", self.path(object_id), error.strerror)
+            return None
+        return file if status.st_size == size_bytes and status.st_nlink else None
 
     def punch(self, object_id: int, start: int, stop: int) -> None:
         """Blocking. Give the blocks of `[start, stop)` back to the disk; a filesystem without holes keeps them.

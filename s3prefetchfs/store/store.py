@@ -36,7 +36,7 @@ from pathlib import Path
 
 from s3prefetchfs.core.extent import CHUNK_BYTES, chunk_count, chunk_extent, chunk_span
 from s3prefetchfs.errors import FailureKind, RequestError
-from s3prefetchfs.store.files import ObjectFiles
+from s3prefetchfs.store.files import ObjectFiles, OpenFile
 from s3prefetchfs.store.index import SEGMENT_CHUNKS, Index, IndexDamaged, ObjectRow, SegmentRow
 from s3prefetchfs.store.lock import lock_directory, unusable
 
@@ -192,6 +192,14 @@ class Store:
         if not self._holds(object_id, start, stop):
             raise RequestError(FailureKind.CACHE_IO, f"{self.path(object_id)}: [{start}, {stop}) is not resident")
         return data
+
+    def file(self, object_id: int) -> OpenFile | None:
+        """The object's file, for somebody else to read; None if there is none, or one of another length.
+
+        Blocking if it was not opened lately, for as long as open(2) takes.
+        """
+        it = self._objects.get(object_id)
+        return None if it is None else self._files.intact(object_id, it.size_bytes)
 
     def verify(self, object_id: int, first: int, last: int) -> list[int]:
         """Blocking. Read the chunks `[first, last)` and compare them with their CRCs.

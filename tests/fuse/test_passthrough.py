@@ -17,28 +17,38 @@ from s3prefetchfs.metrics import KernelFigures
 DEVICE_FD = 77
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """The cache file of an inode; its descriptor is the number of that."""
+
+    ino: int
+
+    def fileno(self) -> int:
+        return self.ino
+
+
 @dataclass(slots=True)
 class Kernel:
     """The device and the C library: backing ids, and the replies to OPEN.
 
     Attributes:
-        refuses: the errno that the next file meets. ids: those that are not freed, with their paths.
+        refuses: the errno that the next file meets. ids: those that are not freed, with their files' descriptors.
         passed: what the library was told since the last reply.
         modes: inode -> its handles that are open, with the backing id of each, None for the daemon.
     """
 
     refuses: int | None = None
-    ids: dict[int, str] = field(default_factory=dict)
+    ids: dict[int, int] = field(default_factory=dict)
     made: int = 0
     passed: tuple[int, int] | None = None
     modes: dict[int, dict[int, int | None]] = field(default_factory=dict)
 
-    def open_backing(self, device_fd: int, path: str) -> int:
+    def open_backing(self, device_fd: int, fd: int) -> int:
         assert device_fd == DEVICE_FD
         if self.refuses is not None:
             raise BackingError(OSError(self.refuses, "refused"))
         self.made += 1
-        self.ids[self.made] = path
+        self.ids[self.made] = fd
         return self.made
 
     def close_backing(self, device_fd: int, backing_id: int) -> None:
@@ -55,7 +65,7 @@ class Kernel:
         if self.passed is not None:
             assert self.passed[0] == handle_id
             backing_id = self.passed[1]
-            assert self.ids[backing_id] == str(ino)
+            assert self.ids[backing_id] == ino
         self.passed = None
         handles = self.modes.setdefault(ino, {})
         assert set(handles.values()) <= {backing_id}, "two modes of one inode, or two backing files"
@@ -75,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def turned_on(kernel: Kernel) -> tuple[Passthrough, KernelFigures]:
     figures = KernelFigures()
     modes = Passthrough(figures)
-    modes.turn_on(DEVICE_FD, "probe")
+    modes.turn_on(DEVICE_FD, File(0))
     assert kernel.ids == {}, "the probe's backing id is not freed"
     return modes, figures
 
@@ -91,12 +101,12 @@ def test_random_opens_and_closes(kernel: Kernel, seed: int) -> None:
         nonlocal opened
         for turn in range(30):
             ino, handle_id = chance.randrange(3), 1000 * number + turn
-            path = chance.choice([None, str(ino)])
+            file = chance.choice([None, File(ino)])
 
-            async def whole_file(path: str | None = path) -> str | None:
+            async def whole_file(file: File | None = file) -> File | None:
                 await trio.sleep(chance.choice([0, 0, 0.1, 0.2]))
                 kernel.refuses = chance.choice([None, None, None, errno.EMFILE])
-                return path
+                return file
 
             await modes.open(ino, handle_id, whole_file)
             kernel.reply(ino, handle_id)
@@ -130,20 +140,20 @@ def test_a_refusal_that_will_not_pass_turns_it_off(kernel: Kernel, number: int, 
     modes, figures = turned_on(kernel)
 
     async def steps() -> None:
-        async def whole_file(path: str) -> str:
-            return path
+        async def whole_file(ino: int) -> File:
+            return File(ino)
 
-        await modes.open(1, 11, lambda: whole_file("1"))
+        await modes.open(1, 11, lambda: whole_file(1))
         assert kernel.reply(1, 11) is not None
         kernel.refuses = number
-        await modes.open(2, 12, lambda: whole_file("2"))
+        await modes.open(2, 12, lambda: whole_file(2))
         assert kernel.reply(2, 12) is None
         kernel.refuses = None
         assert not figures.passthrough
         assert reason in figures.reason
-        await modes.open(3, 13, lambda: whole_file("3"))
+        await modes.open(3, 13, lambda: whole_file(3))
         assert kernel.reply(3, 13) is None
-        await modes.open(1, 14, lambda: whole_file("1"))
+        await modes.open(1, 14, lambda: whole_file(1))
         assert kernel.reply(1, 14) is not None
         for handle_id in (11, 12, 13, 14):
             modes.release(handle_id)
