@@ -33,6 +33,7 @@ def draw(outcome: Outcome, path: Path) -> bool:
         return False
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = outcome.scenario.name  # the same picture is the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"  # and text stays text, which is a third of the size
     from matplotlib import pyplot
 
     figure, rows = pyplot.subplots(len(panels), 1, figsize=(WIDTH_IN, PANEL_IN * len(panels)), squeeze=False)

@@ -329,7 +329,11 @@ class Store:
             elif it is None:
                 self._discard(partial(self._files.delete, object_id))
                 orphans += 1
-        for object_id in lost:  # without a file, or with one of the wrong length
+        versions: dict[tuple[str, str, int], int] = {}
+        for object_id, it in sorted(self._objects.items(), key=lambda item: item[1].used_at, reverse=True):
+            if object_id not in lost and versions.setdefault((it.key, it.etag, it.size_bytes), object_id) != object_id:
+                lost.add(object_id)
+        for object_id in lost:  # without a file, with one of the wrong length, or of a version that another one is of
             self._discard(partial(self.delete, object_id))
         self._next_id = max(time.time_ns() >> _CLOCK_SHIFT, newest + 1)
         if damage is not None:

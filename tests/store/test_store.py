@@ -237,6 +237,20 @@ def test_files_and_rows_are_made_to_agree(tmp_path: Path) -> None:
     store.close()
 
 
+def test_of_two_objects_of_one_version_the_latest_is_kept(tmp_path: Path) -> None:
+    """A crash can leave an object that was to go, and the one that came in its place."""
+    store = Store(tmp_path / "cache")
+    first, second, other = (store.create("key", etag, ODD_BYTES) for etag in ("v1", "v1", "v2"))
+    store.used([second])
+    store.flush()
+    directory = killed(tmp_path / "cache", tmp_path / "after")
+    store.close()
+    store = Store(directory)
+    assert {it.object_id for it in store.recovered()} == {second, other}
+    assert not os.path.exists(store.path(first))
+    store.close()
+
+
 def test_directory_in_place_of_a_file(tmp_path: Path) -> None:
     """What somebody put where an object's file was costs that object, and does not keep the store from starting."""
     store = Store(tmp_path / "cache")
