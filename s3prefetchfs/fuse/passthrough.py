@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import os
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ class Passthrough:
             file = await whole_file()
         inode = self._inodes.get(ino)
         if inode is None:
-            inode = self._inodes[ino] = _Inode(None if file is None else self._back(ino, file))
+            inode = self._inodes[ino] = _Inode(None if file is None else self._back(file))
         inode.handles += 1
         self._handles[handle_id] = ino
         if inode.backing_id is None:
@@ -154,12 +155,13 @@ class Passthrough:
             if inode.backing_id is not None:
                 close_backing(self._device_fd, inode.backing_id)
 
-    def _back(self, ino: int, file: BackingFile) -> int | None:
+    def _back(self, file: BackingFile) -> int | None:
         try:
             return open_backing(self._device_fd, file.fileno())
         except BackingError as error:
             if error.errno in _PASSING_ERRNOS:
-                log.warning("inode %d is read through the daemon: %s", ino, error)
+                path = os.readlink(f"/proc/self/fd/{file.fileno()}")
+                log.warning("%s is read through the daemon: %s", path, error)
             else:
                 self.turn_off(str(error))
             return None
