@@ -81,7 +81,6 @@ class Evictor:
         self._protected = protected
         self._squeezed_bytes = capacity_bytes
         self._squeezed_until_s = float("-inf")
-        self._reserve_bytes = min(FREE_RESERVE_MAX_BYTES, capacity_bytes // FREE_RESERVE_SHARE)
 
     def room_for(self, need_bytes: int, now: float, claim: Claim, planned: bool, out: list[Instruction]) -> Room:
         """Is there room for `need_bytes` more? Starts evictions where there is not, or soon will not be.
@@ -90,14 +89,15 @@ class Evictor:
             claim: of whoever asks. planned: whether it is for what a plan speaks of.
         """
         limit_bytes = self.limit_bytes(now)
+        reserve_bytes = min(FREE_RESERVE_MAX_BYTES, limit_bytes // FREE_RESERVE_SHARE)
 
         def excess_bytes() -> int:
             return self._disk.used_bytes - self._disk.freeing_bytes + need_bytes - limit_bytes
 
-        if excess_bytes() + self._reserve_bytes > 0:
+        if excess_bytes() + reserve_bytes > 0:
             keep_bytes = self._foresight.unplanned_bytes if planned else 0
-            self._evict_idle(excess_bytes() + self._reserve_bytes, keep_bytes, out)
-            self._release_surplus(lambda: excess_bytes() + self._reserve_bytes, out)
+            self._evict_idle(excess_bytes() + reserve_bytes, keep_bytes, out)
+            self._release_surplus(lambda: excess_bytes() + reserve_bytes, out)
         if self._disk.used_bytes + need_bytes <= limit_bytes:
             return Room.NOW
         if excess_bytes() > 0:

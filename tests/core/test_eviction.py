@@ -125,6 +125,16 @@ def test_a_full_disk_is_believed_for_a_while() -> None:
     assert cache.evictor.limit_bytes(100.0) == CAPACITY_BYTES
 
 
+def test_of_a_full_disk_no_more_is_kept_free_than_of_a_cache_of_its_size() -> None:
+    """A disk that is much smaller than the capacity is not emptied ahead of need."""
+    cache = Cache(640 * MIB)
+    for object_id in range(5):
+        cache.add(object_id, 8 * MIB)
+    cache.evictor.disk_is_full(40 * MIB, now=5.0)
+    assert cache.room_for(0, now=5.0) is Room.NOW
+    assert [evict.object_id for evict in cache.out if isinstance(evict, ev.Evict)] == [0]
+
+
 def test_only_evictions_that_free_bytes_are_counted() -> None:
     """An object without bytes is forgotten, not evicted."""
     cache = Cache()
