@@ -1,8 +1,8 @@
 """The scheduler at work in simulated time: with a cache disk, a network and readers that are models.
 
 What decides is the real scheduler: it hears the events that a daemon would tell it and cannot know the difference.
-Files are numbered from 0, which is their key. A file that is complete when it is opened is
-read past the scheduler, as the kernel does it in passthrough.
+Files are numbered from 0, which is their key. A file that is complete when it is opened is read past the scheduler, as
+the kernel does it in passthrough.
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ _NOT_THE_FILES_FAULT = (
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_PERM,
 )
-"""Errors that a new index would meet too. Any other is damage, the statements here being fixed and right: also an
-unreadable sector, a missing table, and "read-only", which one flipped bit of the header can bring about."""
+"""Errors that a new index would meet too, unless a directory is in its place. Any other is damage, the statements here
+being fixed and right: also an unreadable sector, a missing table, and "read-only", which one flipped bit of the header
+can bring about."""
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
