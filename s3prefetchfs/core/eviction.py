@@ -1,10 +1,11 @@
 """Making room on the cache disk.
 
-What goes, in this order: idle objects that no plan speaks of, least recently used first; pieces that plans do not keep
-until they are read again, furthest first; the *consumed* chunks of open objects, those that no reader is near, which
-is what lets an object larger than the cache be read at all. Only who is late may also take what plans keep, furthest
-first, and that is never read before the bytes it makes room for ("do no harm", Cao et al., SIGMETRICS 1995). An unlink
-takes time, so some space is kept free ahead of need; and space counts as free only when the disk has it back.
+What goes, in this order: pieces of plans that nobody has read from for long, furthest first; idle objects that no plan
+speaks of, least recently used first; pieces that plans do not keep until they are read again, furthest first; the
+*consumed* chunks of open objects, those that no reader is near, which is what lets an object larger than the cache be
+read at all. Only who is late may also take what plans keep, furthest first, and that is never read before the bytes it
+makes room for ("do no harm", Cao et al., SIGMETRICS 1995). An unlink takes time, so some space is kept free ahead of
+need; and space counts as free only when the disk has it back.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class Room(Enum):
 class Claim(IntEnum):
     """Who wants room, and so what may go for it.
 
-    AHEAD is a plan or a read-ahead that has time. LATE is a plan whose readers would have to wait. READER is somebody
-    who waits now.
+    SPARE is a plan that nobody reads: it takes what is free. AHEAD is a plan or a read-ahead that has time. LATE is a
+    plan whose readers would have to wait. READER is somebody who waits now.
     """
 
+    SPARE = -1
     AHEAD = 0
     LATE = 1
     READER = 2
@@ -94,7 +96,10 @@ class Evictor:
         def excess_bytes() -> int:
             return self._disk.used_bytes - self._disk.freeing_bytes + need_bytes - limit_bytes
 
+        if claim is Claim.SPARE:
+            return Room.NOW if excess_bytes() + reserve_bytes <= 0 else Room.NONE
         if excess_bytes() + reserve_bytes > 0:
+            self._give_up(self._foresight.idle(), excess_bytes() + reserve_bytes, out)
             keep_bytes = self._foresight.unplanned_bytes if planned else 0
             self._evict_idle(excess_bytes() + reserve_bytes, keep_bytes, out)
             self._release_surplus(lambda: excess_bytes() + reserve_bytes, out)
@@ -103,7 +108,7 @@ class Evictor:
         if excess_bytes() > 0:
             self._release_consumed(excess_bytes(), out)
         if excess_bytes() > 0 and claim > Claim.AHEAD and (planned or self._has_share(need_bytes)):
-            self._give_up(claim is Claim.READER, excess_bytes(), out)
+            self._give_up(self._foresight.retained(claim is Claim.READER), excess_bytes(), out)
         return Room.SOON if excess_bytes() <= 0 else Room.NONE
 
     def evict(self, found: CachedObject, out: list[Instruction]) -> None:
@@ -150,9 +155,11 @@ class Evictor:
             if goal_bytes() <= 0:
                 return
 
-    def _give_up(self, staged: bool, goal_bytes: int, out: list[Instruction]) -> None:
-        """Release what plans keep, from the end of what is used last, until enough will come of it."""
-        for piece in self._foresight.retained(staged):
+    def _give_up(self, kept: Iterable[Piece], goal_bytes: int, out: list[Instruction]) -> None:
+        """Release what plans keep, from the end of each piece, until enough will come of it."""
+        if goal_bytes <= 0:
+            return
+        for piece in kept:
             found = piece.file.found
             assert found is not None
             for first, last in reversed(self._consumed_runs(found, piece.first, piece.last, piece)):

@@ -68,8 +68,9 @@ CONFIDENCE_MIN = 0.05
 CONFIDENCE_STEP = 0.05
 """A deviation halves the confidence, an open in place adds a twentieth: twenty good ones restore it."""
 
-IDLE_S = 60.0
-"""A plan that nobody has read from for so long keeps nothing from others any more."""
+IDLE_S = 600.0
+"""A plan that nobody has read from for so long keeps nothing from others any more, and takes nothing from them: longer
+than most evaluations between two epochs. Before it is first read, what it fetches counts as reading."""
 
 RATE_INTERVAL_S = 0.5
 RATE_WEIGHT = 0.3
@@ -227,6 +228,7 @@ class Follower:
         file_of: Callable[[Version], PlannedObject],
         capacity_bytes: int,
         start: tuple[int, int],
+        now: float,
     ) -> None:
         self.plan_id = plan_id
         self.plan = plan
@@ -240,6 +242,7 @@ class Follower:
         self.confidence = 1.0
         self.trusted = True
         self.last_read_s: float | None = None
+        self._last_active_s = now
         self.stall_s = 0.0
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT_OPENS)
         self._history: deque[bool] = deque(maxlen=HISTORY_OPENS)
@@ -456,6 +459,8 @@ class Follower:
     def opened(self, piece: Piece, now: float | None) -> bool:
         """A reader has begun with a piece; returns whether the plan has that here."""
         self.last_read_s = now
+        if now is not None:
+            self._last_active_s = now
         if not piece.uses:
             return False
         position = piece.uses[0][0]
@@ -636,7 +641,12 @@ class Follower:
 
     def idle(self, now: float) -> bool:
         """Whether nobody has read from the plan for long."""
-        return self.last_read_s is not None and now - self.last_read_s > IDLE_S
+        return now - self._last_active_s > IDLE_S
+
+    def fetched(self, now: float) -> None:
+        """Something was fetched for the plan: it is being made ready for its readers."""
+        if self.last_read_s is None and not self.idle(now):
+            self._last_active_s = now
 
     def progress(self) -> PlanProgress:
         """The figures of this moment."""

@@ -48,17 +48,18 @@ class Foresight:
         self._followers: dict[int, Follower] = {}
         self._begun: dict[int, list[Piece]] = {}  # ranges that were begun through a handle
         self._leaving: deque[Piece] = deque()  # of windows that were given up
-        self._now: float | None = None
+        self._now = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._followers or self._leaving)
 
     # ------------------------------------------------------------------------------------- plans and files
 
-    def add(self, event: PlanAdded) -> None:
+    def add(self, event: PlanAdded, now: float) -> None:
         """Follow a plan from now on."""
+        self._now = now
         self._followers[event.plan_id] = Follower(
-            event.plan_id, event.plan, event.versions, self._file_of, 0, event.start
+            event.plan_id, event.plan, event.versions, self._file_of, 0, event.start, now
         )
         self._share()
 
@@ -132,7 +133,7 @@ class Foresight:
         """Time went by, in which somebody waited for bytes or not."""
         before_s, self._now = self._now, now
         for follower in self._followers.values():
-            follower.passed(now - (now if before_s is None else before_s), waiting)
+            follower.passed(now - before_s, waiting)
 
     def opened(self, found: CachedObject, now: float) -> None:
         """A file was opened."""
@@ -206,8 +207,8 @@ class Foresight:
     # ------------------------------------------------------------------------------------- wishes
 
     def wish(self) -> tuple[Follower, Wish] | None:
-        """What to fetch next for any plan: what is due first."""
-        best: tuple[float, Follower, Wish] | None = None
+        """What to fetch next for any plan: what is due first; for one that is idle only if no other wants anything."""
+        best: tuple[tuple[bool, float], Follower, Wish] | None = None
         for follower in self._followers.values():
             wish = follower.wish()
             if wish is None:
@@ -215,9 +216,9 @@ class Foresight:
             ahead_bytes = follower.ahead_bytes(wish.key)
             if follower.confidence < 1 and ahead_bytes > follower.confidence * self._capacity_bytes:
                 continue
-            due_s = ahead_bytes / (follower.rate or RATE_UNKNOWN)
-            if best is None or due_s < best[0]:
-                best = due_s, follower, wish
+            due = follower.idle(self._now), ahead_bytes / (follower.rate or RATE_UNKNOWN)
+            if best is None or due < best[0]:
+                best = due, follower, wish
         return None if best is None else best[1:]
 
     def wants(self, found: CachedObject) -> bool:
@@ -259,7 +260,7 @@ class Foresight:
             return
         for piece in [*file.wholes, *file.overlapping(chunks[0] * CHUNK_BYTES, chunks[1] * CHUNK_BYTES)]:
             follower = piece.follower
-            if piece is giving_up or not follower.trusted or follower.idle(self._now or 0.0):
+            if piece is giving_up or not follower.trusted or (piece.opened and follower.idle(self._now)):
                 continue
             if piece.opened:
                 yield max(piece.first, reader_chunk), piece.last
@@ -282,6 +283,15 @@ class Foresight:
                 return
             if not piece.opened:
                 yield piece
+
+    def idle(self) -> Iterator[Piece]:
+        """As `retained`: pieces, staged ones too, of plans that nobody has read from for long."""
+        idle = [follower.retained for follower in self._followers.values() if follower.idle(self._now)]
+        yield from (piece for piece in self._furthest(idle) if not piece.opened)
+
+    def is_idle(self, follower: Follower) -> bool:
+        """Whether nobody has read from the follower's plan for long."""
+        return follower.idle(self._now)
 
     def _furthest(self, heaps: list[list[tuple[int, int, Piece]]]) -> Iterator[Piece]:
         while True:

@@ -238,7 +238,7 @@ class Scheduler:
                 self._disk.end_evict(self._disk.objects[event.object_id])
                 self._room_made()
             case ev.PlanAdded():
-                self._foresight.add(event)
+                self._foresight.add(event, now)
             case ev.PlanRemoved():
                 self._foresight.remove(event.plan_id)
             case ev.Tick():
@@ -649,6 +649,8 @@ class Scheduler:
         last = min(last, first + self._affordable_chunks(min(max(get_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS)))
         need_bytes = disk_bytes(*chunk_extent(first, last, file.size_bytes))
         claim = Claim.LATE if self._is_late(follower, wish, need_bytes) else Claim.AHEAD
+        if self._foresight.is_idle(follower):
+            claim = Claim.SPARE
         if self._evictor.room_for(need_bytes, now, claim, True, self._out) is not Room.NOW:
             self._plans_held_up = True
             return False
@@ -660,6 +662,7 @@ class Scheduler:
                 self._out.append(ev.Admit(file.version))
             return False  # its object comes at once
         self._fetch(found, first, last, now, ahead=True)
+        follower.fetched(now)
         return True
 
     def _coming_bytes(self) -> int:

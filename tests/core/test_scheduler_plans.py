@@ -8,7 +8,7 @@ import pytest
 
 from s3prefetchfs.core import events as ev
 from s3prefetchfs.core.extent import CHUNK_BYTES
-from s3prefetchfs.core.follower import PAGE_BYTES
+from s3prefetchfs.core.follower import IDLE_S, PAGE_BYTES
 from s3prefetchfs.core.plan import Order
 from s3prefetchfs.core.residency import ABSENT
 from tests.core.plan_world import MIB, PlanWorld, plan_of
@@ -250,6 +250,31 @@ def test_a_plan_of_something_else_pins_nothing() -> None:
     world.sleep(5.0)
     assert world.scheduler.snapshot().used_bytes > 48 * MIB
     world.read_epoch([16, 17, 18, 19], interleave=2, bytes_per_s=READER_BYTES_PER_S)
+
+
+@pytest.mark.parametrize("was_read", [False, True])
+def test_a_plan_that_nobody_reads_gives_way(was_read: bool) -> None:
+    """After a while its bytes go for others, planned or not, and it takes nothing from them; then it is read again."""
+    world = PlanWorld(64 * MIB, [FILE_BYTES] * 40)
+    left = world.declare(plan_of([list(range(16))], interleave=2))
+    if was_read:
+        world.read_epoch([0, 1], interleave=2, bytes_per_s=READER_BYTES_PER_S)
+    world.sleep(10.0)
+    assert world.scheduler.progress(left).bytes_ahead > 40 * MIB
+    world.sleep(IDLE_S + 10.0)
+    others = [20, 21, 22, 23]
+    world.read_epoch(others, interleave=2, bytes_per_s=READER_BYTES_PER_S)
+    world.sleep(10.0)
+    fetched_bytes = world.fetched_bytes
+    world.read_epoch(others, interleave=2, bytes_per_s=READER_BYTES_PER_S)
+    assert world.fetched_bytes == fetched_bytes, "what no plan speaks of was not kept"
+    world.declare(plan_of([list(range(24, 32))], interleave=2))
+    world.sleep(10.0)
+    waited_s = world.waited_s
+    world.read_epoch(list(range(24, 30)), interleave=2, bytes_per_s=READER_BYTES_PER_S)
+    assert world.waited_s == waited_s, "a plan that is read was held up by one that is not"
+    world.read_epoch(list(range(2 if was_read else 0, 16)), interleave=2, bytes_per_s=READER_BYTES_PER_S)
+    assert world.scheduler.progress(left).state == "finished"
 
 
 def play(seed: int) -> None:
