@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import (
+    ConnectionClosedError,
     EndpointConnectionError,
     ReadTimeoutError,
 )
