@@ -29,6 +29,10 @@ FULL_SHARE = 0.25
 """Requests for more bytes than the pipe carries in this time do not make it any fuller, they only make each other late:
 whoever comes last, even if he is due first, waits for all others. With a quarter of that on its way it is full."""
 
+AMPLE_LATENCIES = 2.0
+"""Where the first byte takes long, the time is this many latencies instead, and the pipe is full with what it carries
+in one of them: by Little's law that much is on its way without a byte of it arriving."""
+
 BURST_S = 0.25
 """The bandwidth cap is kept over any stretch longer than this."""
 
@@ -67,7 +71,7 @@ class Pipe:
 
     def landed(self, count_bytes: int, coming_bytes: int, now: float) -> None:
         """Bytes have come in, and so many are still on their way."""
-        full = coming_bytes >= self.ample_bytes * FULL_SHARE
+        full = coming_bytes >= self._bytes_in(max(AMPLE_S * FULL_SHARE, self.latency_s or 0.0))
         elapsed_s = now - self._began_s
         if elapsed_s <= 2 * BANDWIDTH_INTERVAL_S:
             self._bytes += count_bytes
@@ -83,7 +87,11 @@ class Pipe:
     @property
     def ample_bytes(self) -> float:
         """What may be on its way when something is asked for that nobody waits for."""
-        return math.inf if self.bytes_per_s is None else self.bytes_per_s * AMPLE_S
+        return self._bytes_in(max(AMPLE_S, AMPLE_LATENCIES * (self.latency_s or 0.0)))
+
+    def _bytes_in(self, seconds: float) -> float:
+        """What the pipe carries in a time; no end of it before the bandwidth is known."""
+        return math.inf if self.bytes_per_s is None else self.bytes_per_s * seconds
 
 
 class Pacing:

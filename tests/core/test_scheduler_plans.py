@@ -64,6 +64,17 @@ def test_what_is_declared_is_there_when_it_is_read() -> None:
     assert world.read_epoch(epochs[0], interleave=INTERLEAVE, bytes_per_s=READER_BYTES_PER_S) > 0.95
 
 
+@pytest.mark.parametrize("first_byte_s", [0.03, 0.3, 0.6])
+def test_a_late_first_byte_leaves_the_pipe_full(first_byte_s: float) -> None:
+    """However far the store is: what is on its way fills the pipe, as far as the connections allow."""
+    world = PlanWorld(512 * 8 * MIB, [32 * MIB] * 100, bytes_per_s=200e6, first_byte_s=first_byte_s, connections=64)
+    world.declare(plan_of([list(range(100))]))
+    world.sleep(5.0)
+    before_bytes = world.fetched_bytes
+    world.sleep(5.0)
+    assert world.fetched_bytes - before_bytes > 0.9 * 5.0 * 200e6
+
+
 def test_segments_of_files_larger_than_the_cache() -> None:
     """Ranges are fetched, and released, without the rest of their files."""
     sizes = [64 * MIB] * 3
