@@ -99,7 +99,7 @@ class Evictor:
         if claim is Claim.SPARE:
             return Room.NOW if excess_bytes() + reserve_bytes <= 0 else Room.NONE
         if excess_bytes() + reserve_bytes > 0:
-            self._give_up(self._foresight.idle(), excess_bytes() + reserve_bytes, out)
+            self._give_up(self._foresight.of_idle_plans(), excess_bytes() + reserve_bytes, out)
             keep_bytes = self._foresight.unplanned_bytes if planned else 0
             self._evict_idle(excess_bytes() + reserve_bytes, keep_bytes, out)
             self._release_surplus(lambda: excess_bytes() + reserve_bytes, out)

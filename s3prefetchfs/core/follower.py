@@ -242,7 +242,7 @@ class Follower:
         self.confidence = 1.0
         self.trusted = True
         self.last_read_s: float | None = None
-        self._last_active_s = now
+        self._prepared_s = now  # declared, or last fetched for before it was read
         self.stall_s = 0.0
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT_OPENS)
         self._history: deque[bool] = deque(maxlen=HISTORY_OPENS)
@@ -459,8 +459,6 @@ class Follower:
     def opened(self, piece: Piece, now: float | None) -> bool:
         """A reader has begun with a piece; returns whether the plan has that here."""
         self.last_read_s = now
-        if now is not None:
-            self._last_active_s = now
         if not piece.uses:
             return False
         position = piece.uses[0][0]
@@ -641,12 +639,12 @@ class Follower:
 
     def idle(self, now: float) -> bool:
         """Whether nobody has read from the plan for long."""
-        return now - self._last_active_s > IDLE_S
+        return now - (self._prepared_s if self.last_read_s is None else self.last_read_s) > IDLE_S
 
     def fetched(self, now: float) -> None:
         """Something was fetched for the plan: it is being made ready for its readers."""
-        if self.last_read_s is None and not self.idle(now):
-            self._last_active_s = now
+        if not self.idle(now):
+            self._prepared_s = now
 
     def progress(self) -> PlanProgress:
         """The figures of this moment."""

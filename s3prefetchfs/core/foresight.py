@@ -284,14 +284,10 @@ class Foresight:
             if not piece.opened:
                 yield piece
 
-    def idle(self) -> Iterator[Piece]:
+    def of_idle_plans(self) -> Iterator[Piece]:
         """As `retained`: pieces, staged ones too, of plans that nobody has read from for long."""
         idle = [follower.retained for follower in self._followers.values() if follower.idle(self._now)]
         yield from (piece for piece in self._furthest(idle) if not piece.opened)
-
-    def is_idle(self, follower: Follower) -> bool:
-        """Whether nobody has read from the follower's plan for long."""
-        return follower.idle(self._now)
 
     def _furthest(self, heaps: list[list[tuple[int, int, Piece]]]) -> Iterator[Piece]:
         while True:

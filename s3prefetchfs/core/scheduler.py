@@ -649,7 +649,7 @@ class Scheduler:
         last = min(last, first + self._affordable_chunks(min(max(get_chunks, GET_MIN_CHUNKS), GET_MAX_CHUNKS)))
         need_bytes = disk_bytes(*chunk_extent(first, last, file.size_bytes))
         claim = Claim.LATE if self._is_late(follower, wish, need_bytes) else Claim.AHEAD
-        if self._foresight.is_idle(follower):
+        if follower.idle(now):
             claim = Claim.SPARE
         if self._evictor.room_for(need_bytes, now, claim, True, self._out) is not Room.NOW:
             self._plans_held_up = True

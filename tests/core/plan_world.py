@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from s3prefetchfs.core.plan import Epoch, Order, Plan, PlannedFile
-from s3prefetchfs.simulation.network import Network
+from s3prefetchfs.simulation.network import FIRST_BYTE_S, Network
 from s3prefetchfs.simulation.world import World
 
 MIB = 1024 * 1024
@@ -33,7 +33,7 @@ class PlanWorld(World):
     """See the module's docstring.
 
     Args:
-        bytes_per_s: of the network, and of each connection. first_byte_s: of each request, if not the usual.
+        bytes_per_s: of the network, and of each connection. first_byte_s: of each request.
     """
 
     def __init__(
@@ -42,13 +42,11 @@ class PlanWorld(World):
         sizes: Sequence[int],
         *,
         bytes_per_s: float = FAST_BYTES_PER_S,
-        first_byte_s: float | None = None,
+        first_byte_s: float = FIRST_BYTE_S,
         connections: int = 16,
         passthrough: bool = False,
     ) -> None:
-        network = Network(bytes_per_s, connection_bytes_per_s=bytes_per_s)
-        if first_byte_s is not None:
-            network = Network(bytes_per_s, lambda: first_byte_s, bytes_per_s)
+        network = Network(bytes_per_s, lambda: first_byte_s, bytes_per_s)
         super().__init__(capacity_bytes, sizes, network, connections=connections, passthrough=passthrough)
 
     def told(self) -> None:
